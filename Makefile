@@ -1,0 +1,82 @@
+# Every command works in a fresh clone: it makes the virtual environment that it needs, with the pinned versions of
+# constraints.txt, and does nothing twice. `make help` lists the commands.
+#
+#   PYTHON     the interpreter to build the environment with (3.11 or later)
+#   VENV       where the environment lies
+#   PIP_FLAGS  further arguments for pip, such as an index of CPU-only builds of torch
+#   PRESET     what `make train` trains, and ARGS its overrides: make train PRESET=ppo_cartpole ARGS="seed=1"
+
+PYTHON    ?= python3
+VENV      ?= .venv
+PIP_FLAGS ?=
+PRESET    ?= ppo_halfcheetah
+ARGS      ?=
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt $(PIP_FLAGS)
+
+.DEFAULT_GOAL := help
+.PHONY: help train test check quick lint format types imports tests docs bench clean
+
+help:  ## list the commands
+	@sed -n 's/^\([a-z]*\):.*## */  make \1|/p' Makefile | awk -F'|' '{printf "%-14s %s\n", $$1, $$2}'
+
+train: $(VENV)/stamp-run  ## set everything up and train the main preset
+	$(BIN)/rlightning train $(PRESET) $(ARGS)
+
+test: check  ## set everything up and run every check
+
+check: lint types imports docs tests  ## all checks: format, lint, types, layers, docs, tests and doctests
+
+quick: $(VENV)/stamp-dev  ## the tests that take seconds
+	$(BIN)/pytest -m "not slow"
+
+lint: $(VENV)/stamp-dev  ## format and lint, without changing a file
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+format: $(VENV)/stamp-dev  ## bring the files into shape
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+types: $(VENV)/stamp-dev  ## mypy, strict
+	$(BIN)/mypy
+
+imports: $(VENV)/stamp-dev  ## who may import whom
+	$(BIN)/lint-imports
+
+tests: $(VENV)/stamp-dev  ## all tests and doctests, the quick ones first
+	$(BIN)/pytest
+
+docs: $(VENV)/stamp-dev  ## build docs/_build/html; a warning is an error
+	$(BIN)/sphinx-build -W --keep-going -n -q -b html docs docs/_build/html
+
+bench: $(VENV)/stamp-run benchmarks/.venvs/stamp  ## measure: overhead of a step, and PPO beside other implementations
+	$(BIN)/python benchmarks/step_overhead.py
+	$(BIN)/python benchmarks/ppo_throughput.py
+
+clean:  ## remove the environment, builds and caches; runs are kept
+	rm -rf $(VENV) benchmarks/.venvs build dist docs/_build docs/_generated .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A stamp is made last, so that an installation that broke off is done again.
+
+$(VENV)/stamp-venv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "RLightning needs Python 3.11 or later; name one: make PYTHON=python3.12 ..." >&2; exit 1; }
+	$(PYTHON) -m venv --clear $(VENV)
+	@touch $@
+
+$(VENV)/stamp-run: pyproject.toml constraints.txt | $(VENV)/stamp-venv
+	@echo "installing RLightning and what it needs into $(VENV)"
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/stamp-dev: $(VENV)/stamp-run
+	@echo "installing the tools for checks into $(VENV)"
+	$(PIP) -e ".[dev]"
+	@touch $@
+
+benchmarks/.venvs/stamp: benchmarks/peers.sh $(wildcard benchmarks/constraints-*.txt) | $(VENV)/stamp-venv
+	PYTHON="$(abspath $(BIN)/python)" benchmarks/peers.sh
+	@touch $@

@@ -1,0 +1,89 @@
+"""What a benchmark prints: one JSON object per line, with the versions and the machine that made it."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from settings import Settings
+
+
+class IterationClock:
+    """Takes the time at the end of each iteration, and how many transitions it brought.
+
+    CPU time (of all threads of this process) is taken beside wall time: it says less about what a user waits for, and
+    more on a machine that others use too.
+    """
+
+    def __init__(self) -> None:
+        self._ends: list[float] = []
+        self._cpu: list[float] = []
+        self._transitions: list[int] = []
+        self.restart()
+
+    def restart(self) -> None:
+        """Start now, where building took place in between."""
+        self._start = time.perf_counter()
+
+    def tick(self, transitions: int) -> None:
+        """Close an iteration that collected so many transitions."""
+        self._ends.append(time.perf_counter())
+        self._cpu.append(time.process_time())
+        self._transitions.append(transitions)
+
+    def summary(self) -> dict[str, Any]:
+        """Summarise the run; the rate leaves out the first iteration, which pays for warming up.
+
+        Raises:
+            ValueError: If there are fewer than two iterations.
+        """
+        if len(self._ends) < 2:
+            raise ValueError(f"{len(self._ends)} iterations measured, 2 wanted: raise --iterations")
+        seconds, transitions = self._ends[-1] - self._ends[0], sum(self._transitions[1:])
+        cpu_seconds = self._cpu[-1] - self._cpu[0]
+        return {
+            "iterations": len(self._ends),
+            "transitions": sum(self._transitions),
+            "wall_s": round(self._ends[-1] - self._start, 4),
+            "first_iteration_s": round(self._ends[0] - self._start, 4),
+            "ms_per_iteration": round(1e3 * seconds / (len(self._ends) - 1), 3),
+            "cpu_ms_per_iteration": round(1e3 * cpu_seconds / (len(self._ends) - 1), 3),
+            "steps_per_s": round(transitions / seconds, 1),
+        }
+
+
+def print_run(arm: str, settings: Settings, clock: IterationClock, packages: Sequence[str], **further: Any) -> None:
+    """Print the result of one run of one arm."""
+    labels = {"kind": "run", "arm": arm, "env": settings.env_id, "seed": settings.seed, "threads": settings.threads}
+    print_line(labels | clock.summary() | further | {"versions": versions(packages)})
+
+
+def print_line(record: dict[str, Any]) -> None:
+    """Print one record as one line of JSON."""
+    print(json.dumps(record), flush=True)
+
+
+def versions(packages: Sequence[str]) -> dict[str, str]:
+    """Look up the versions of Python and of installed packages."""
+    return {"python": platform.python_version()} | {name: metadata.version(name) for name in packages}
+
+
+def machine() -> dict[str, Any]:
+    """Describe this machine: cores that this process may use, CPU model, operating system."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {"cores": cores, "cpu": _cpu_model(), "system": platform.platform()}
+
+
+def _cpu_model() -> str:
+    listing = Path("/proc/cpuinfo")
+    if listing.exists():
+        for line in listing.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor()

@@ -1,0 +1,1 @@
+"""Algorithms, found by name: subclasses of ``BasePolicy``."""

@@ -1,0 +1,286 @@
+"""Proximal policy optimization with a clipped surrogate (Schulman et al. 2017).
+
+What is done beyond the paper follows Engstrom et al. (2020) and Andrychowicz et al. (2021): orthogonal initial weights,
+normalised observations, rewards scaled by the spread of the return, advantages normalised per minibatch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from tensordict import TensorDictBase
+from torch import Tensor, nn
+
+from rlightning.algorithms.optimizers import make_optimizer
+from rlightning.config import OptimConfig, Section
+from rlightning.errors import NotEnoughData, ProtocolError, RLightningError, ShapeError, UnsupportedSpace
+from rlightning.functional import losses
+from rlightning.functional.advantages import gae
+from rlightning.functional.schedules import anneal
+from rlightning.models.action_heads import BoxHead
+from rlightning.models.actor_critic import ActorCritic, ActorCriticOptions
+from rlightning.models.normalizer import Moments, RewardScaler
+from rlightning.policy.base_policy import BasePolicy
+from rlightning.types import EnvMeta, EnvRet, PolicyResponse
+
+_FORWARD_ROWS = 8192
+"""Rows of one forward pass outside of training, so that images of a whole rollout are not floats at once."""
+
+
+class PPOOptions(Section):
+    """``policy.algo_cfg`` of PPO."""
+
+    gamma: float = Field(0.99, ge=0, le=1)
+    """Discount per step."""
+    lam: float = Field(0.95, ge=0, le=1)
+    """Lambda of the generalised advantage estimate."""
+    clip_range: float = Field(0.2, gt=0)
+    """How far the probability ratio may move from 1 with profit."""
+    clip_schedule: Literal["constant", "linear"] = "constant"
+    """"linear" lets the clip range shrink to 0 over ``train.max_epochs``."""
+    value_clip: float | None = Field(None, gt=0)
+    """Largest useful change of a value per update, in units of the (scaled) return; null means any."""
+    entropy_coef: float = Field(0.0, ge=0)
+    """Weight of the entropy bonus."""
+    value_coef: float = Field(0.5, ge=0)
+    """Weight of the mean squared error of the values."""
+    update_epochs: int = Field(4, ge=1)
+    """Passes over the rollout per update."""
+    target_kl: float | None = Field(None, gt=0)
+    """An update stops as soon as a minibatch shows an approximate KL above 1.5 times this, before its gradient step;
+    null means never."""
+    normalize_advantage: bool = True
+    """Normalise the advantages of each minibatch."""
+    scale_reward: bool = False
+    """Divide rewards by the running standard deviation of the discounted return."""
+
+
+@dataclass(slots=True)
+class _Rows:
+    """Valid steps of one rollout, in any order: B rows each."""
+
+    observation: Tensor
+    action: Tensor
+    log_prob: Tensor
+    advantage: Tensor
+    return_: Tensor
+    value: Tensor
+
+    def __len__(self) -> int:
+        return len(self.advantage)
+
+    def take(self, index: Tensor) -> _Rows:
+        return _Rows(*(getattr(self, field.name)[index] for field in fields(self)))
+
+    def minibatches(self, batch_size: int) -> Iterator[_Rows]:
+        """Cut into views of nearly equal size, the fewest that are not above ``batch_size``.
+
+        Every row is used. No minibatch has less than half of ``batch_size`` rows unless there is just one, so none is
+        too small to normalise its advantages.
+        """
+        count = -(-len(self) // batch_size)
+        columns = [getattr(self, field.name).tensor_split(count) for field in fields(self)]
+        return (_Rows(*column) for column in zip(*columns, strict=True))
+
+
+@dataclass(slots=True)
+class _Dataset:
+    """What ``update_dataset`` leaves for ``train``; ``moments`` are those of the observations, not yet merged."""
+
+    rows: _Rows
+    moments: Moments | None
+
+
+class PPO(BasePolicy):
+    """PPO for one observation per step: vectors, images, or dicts of vectors; continuous and discrete actions.
+
+    The buffer keeps the action of the distribution, in the distribution's unit (see ``BoxHead``); the env receives the
+    clipped or squashed one in its own unit. Log-probs are in the distribution's unit.
+    """
+
+    ModelOptions: ClassVar[type[Section] | None] = ActorCriticOptions
+    AlgoOptions: ClassVar[type[Section] | None] = PPOOptions
+
+    model_options: ActorCriticOptions
+    algo_options: PPOOptions
+    dataset: _Dataset | None
+    network: ActorCritic
+    reward_scaler: RewardScaler
+    optimizer: torch.optim.Optimizer
+
+    def construct_network(self, env_meta: EnvMeta | None, *args: Any, **kwargs: Any) -> None:
+        if env_meta is None:
+            raise ProtocolError("PPO builds its networks for an env: give init_train and init_eval its env_meta")
+        try:
+            self.network = ActorCritic(env_meta.observation_space, env_meta.action_space, self.model_options)
+        except UnsupportedSpace as error:
+            raise UnsupportedSpace(f"PPO cannot serve {env_meta.name}: {error}") from None
+        self.reward_scaler = RewardScaler(self.algo_options.gamma)
+
+    def setup_optimizer(self, optim_cfg: OptimConfig) -> None:
+        self.optimizer = make_optimizer(self.network.parameters(), optim_cfg, self.train_config.lr)
+
+    def rollout_step(self, env_ret: EnvRet, *, deterministic: bool = False, **kwargs: Any) -> PolicyResponse:
+        network = self.network
+        distribution = network.distribution(network.prepare(env_ret.observation))
+        action = distribution.mode() if deterministic else distribution.sample(self.generator)
+        return PolicyResponse(
+            action=action,
+            env_action=network.head.to_env(action),
+            extras={"log_prob": distribution.log_prob(action)},
+        )
+
+    @torch.no_grad()
+    def update_dataset(self, data: TensorDictBase) -> None:
+        """Turn a rollout into rows with advantages and returns.
+
+        Args:
+            data: [T, N] with observation, next_observation, action, log_prob, reward, terminated, truncated, valid.
+
+        Raises:
+            ShapeError: If the data are not [T, N].
+            NotEnoughData: If no row is valid.
+        """
+        if data.ndim != 2:
+            raise ShapeError(f"got a batch of shape {list(data.batch_size)}; expected [T, N] (time, parallel envs)")
+        options, network = self.algo_options, self.network
+        terminated, valid = data["terminated"], data["valid"]
+        cut = terminated | data["truncated"] | ~valid
+        cut[:-1] |= ~valid[1:]
+        reward = data["reward"].masked_fill(~valid, 0.0)
+        if options.scale_reward:
+            reward = self.reward_scaler(reward, cut, valid)
+
+        flat = network.flat(data["observation"].flatten(0, 1))
+        observation = flat if network.normalizer is None else network.normalizer(flat)
+        value = self._values(observation).view(data.batch_size)
+        next_value = self._next_values(data, value, terminated | ~valid, cut)
+        advantage = gae(reward, value, next_value, terminated, cut, gamma=options.gamma, lam=options.lam)
+
+        log_prob = data["log_prob"]
+        rows = _Rows(
+            observation,
+            data["action"].flatten(0, 1),
+            log_prob.flatten(),
+            advantage.flatten(),
+            (advantage + value).flatten(),
+            value.flatten(),
+        )
+        mask = valid.flatten()
+        if not mask.all():
+            rows = rows.take(mask.nonzero().squeeze(-1))
+        if len(rows) == 0:
+            raise NotEnoughData(f"none of the {mask.numel()} rows of the rollout is valid")
+        self.dataset = _Dataset(rows, None if network.normalizer is None else Moments.of(flat, mask))
+
+    def _values(self, prepared: Tensor) -> Tensor:
+        return torch.cat([self.network.value(rows) for rows in torch.split(prepared, _FORWARD_ROWS)])
+
+    def _next_values(self, data: TensorDictBase, value: Tensor, worthless: Tensor, cut: Tensor) -> Tensor:
+        """V(s_{t+1}), [T, N]: the value of the next row where the episode goes on there, else a forward pass."""
+        next_value = torch.cat([value[1:], torch.zeros_like(value[:1])]).masked_fill_(cut, 0.0)
+        asked = cut.clone()
+        asked[-1] = True
+        index = (asked & ~worthless).flatten().nonzero().squeeze(-1)
+        if len(index):
+            observation = data["next_observation"].flatten(0, 1)[index]
+            next_value.view(-1)[index] = self._values(self.network.prepare(observation))
+        return next_value
+
+    def train(self, *args: Any, **kwargs: Any) -> dict[str, float]:  # type: ignore[override]
+        """Update policy and values on the rollout, then the statistics of the observations.
+
+        Returns:
+            Metrics: means over the gradient steps, and what the update as a whole did.
+
+        Raises:
+            ProtocolError: If there is no rollout.
+            RLightningError: If the update diverged.
+        """
+        if self.dataset is None:
+            raise ProtocolError("call update_dataset before train")
+        options, rows = self.algo_options, self.dataset.rows
+        progress = self.epoch / self.train_config.max_epochs
+        clip_range = options.clip_range * anneal(options.clip_schedule, progress)
+        lr = self.train_config.lr * anneal(self.config.optim_cfg.schedule, progress)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        max_kl = math.inf if options.target_kl is None else 1.5 * options.target_kl
+        max_grad_norm = self.config.optim_cfg.max_grad_norm or math.inf
+
+        log_ratios, measured, norms = [], [], []
+        parameters = list(self.network.parameters())
+        stopped = False
+        for minibatch in self._minibatches(rows):
+            loss, log_ratio, terms = self._loss(minibatch, clip_range)
+            log_ratios.append(log_ratio)
+            measured += terms
+            # Asking for the value waits for the device, so only where it is needed.
+            stopped = options.target_kl is not None and losses.approximate_kl(log_ratio).item() > max_kl
+            if stopped:
+                break
+            self.optimizer.zero_grad()
+            torch.autograd.backward(loss)
+            norms.append(nn.utils.clip_grad_norm_(parameters, max_grad_norm))
+            self.optimizer.step()
+
+        policy_loss, value_loss, entropy = torch.stack(measured).view(-1, 3).mean(0).tolist()
+        log_ratio = torch.cat(log_ratios)
+        metrics = {
+            "train/policy_loss": policy_loss,
+            "train/value_loss": value_loss,
+            "train/entropy": entropy,
+            "train/approx_kl": losses.approximate_kl(log_ratio).item(),
+            "train/clip_fraction": losses.clip_fraction(log_ratio.exp(), clip_range).item(),
+            "train/explained_variance": losses.explained_variance(rows.value, rows.return_).item(),
+            "train/grad_norm": torch.stack(norms).mean().item() if norms else 0.0,
+            "train/lr": lr,
+            "train/clip_range": clip_range,
+            "train/gradient_steps": float(len(norms)),
+            "train/kl_stop": float(stopped),
+            "train/rows": float(len(rows)),
+        }
+        if isinstance(self.network.head, BoxHead):
+            metrics["train/std"] = self.network.head.log_std.detach().exp().mean().item()
+        lost = [name for name, value in metrics.items() if not math.isfinite(value)]
+        if lost:
+            raise RLightningError(
+                f"PPO diverged in epoch {self.epoch}: {', '.join(lost)} not finite; look for rewards or observations "
+                f"that are not finite, lower train.lr ({self.train_config.lr}) or set policy.algo_cfg.target_kl"
+            )
+        # Only now: while the update lasted, observations had to look as they did to the policy that acted.
+        if self.network.normalizer is not None and self.dataset.moments is not None:
+            self.network.normalizer.merge(self.dataset.moments)
+            self.dataset.moments = None
+        return metrics
+
+    def _minibatches(self, rows: _Rows) -> Iterator[_Rows]:
+        for _ in range(self.algo_options.update_epochs):
+            order = torch.randperm(len(rows), generator=self.generator, device=rows.advantage.device)
+            yield from rows.take(order).minibatches(self.train_config.batch_size)
+
+    def _loss(self, rows: _Rows, clip_range: float) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Loss of a minibatch; log-ratio of its rows, [B]; policy loss, value loss and entropy without gradients."""
+        options = self.algo_options
+        distribution, value = self.network(rows.observation)
+        log_ratio = distribution.log_prob(rows.action) - rows.log_prob
+        advantage = losses.normalized(rows.advantage) if options.normalize_advantage else rows.advantage
+        policy_loss = losses.clipped_policy_loss(log_ratio.exp(), advantage, clip_range)
+        value_loss = losses.value_loss(value, rows.return_, rows.value, options.value_clip)
+        loss = policy_loss + options.value_coef * value_loss
+        entropy = distribution.entropy().mean()
+        if options.entropy_coef:
+            loss = loss - options.entropy_coef * entropy
+        return loss, log_ratio.detach(), [policy_loss.detach(), value_loss.detach(), entropy.detach()]
+
+    def extra_training_state(self) -> dict[str, Any]:
+        return {"reward_carry": self.reward_scaler.carry}
+
+    def load_extra_training_state(self, state: dict[str, Any]) -> None:
+        carry = state["reward_carry"]
+        self.reward_scaler.carry = None if carry is None else carry.to(self.device)

@@ -1,0 +1,64 @@
+"""The part of a data buffer that lives in one worker."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tensordict import TensorDict
+
+from rlightning.types import EnvRet, PolicyResponse
+
+
+class BufferShard:
+    """Owns one storage; runs in a worker process or locally."""
+
+    def __init__(self, storage_class: type[Any], capacity: int, num_envs: Sequence[int]) -> None:
+        """Make an empty shard.
+
+        Args:
+            storage_class: Such as ``RolloutBlock``.
+            capacity: Steps per sub-env.
+            num_envs: Sub-envs of each env worker, by env id.
+        """
+        self._storage = storage_class(capacity, num_envs)
+
+    def add(self, env_ids: Sequence[int], *env_rets_and_responses: Any) -> None:
+        """Add one step of some env workers.
+
+        Args:
+            env_ids: The env workers.
+            *env_rets_and_responses: First what each saw, then what was done there, both in the order of the ids.
+        """
+        count = len(env_ids)
+        for place, env_id in enumerate(env_ids):
+            env_ret: EnvRet = env_rets_and_responses[place]
+            response: PolicyResponse = env_rets_and_responses[count + place]
+            self._storage.add(env_id, env_ret, response)
+
+    def truncate(self, env_ids: Sequence[int], *env_rets: EnvRet) -> None:
+        """Close the open steps of some env workers by their latest results."""
+        for env_id, env_ret in zip(env_ids, env_rets, strict=True):
+            self._storage.truncate(env_id, env_ret)
+
+    def add_episode(self, env_id: int, episode: TensorDict) -> None:
+        """Add consecutive whole transitions of one env worker."""
+        self._storage.add_episode(env_id, episode)
+
+    def sample(self) -> TensorDict:
+        """Give the data, ``[T, N]``."""
+        data: TensorDict = self._storage.sample()
+        return data
+
+    def clear(self) -> None:
+        """Forget all data."""
+        self._storage.clear()
+
+    def size(self) -> int:
+        """Count the valid transitions."""
+        return int(self._storage.size())
+
+    def versions(self) -> tuple[int, int]:
+        """Give the oldest and the newest version of weights that acted in the data."""
+        oldest, newest = self._storage.versions()
+        return int(oldest), int(newest)

@@ -1,0 +1,220 @@
+"""Folders of safetensors and JSON that are whole or not there: no pickle, a checksum per file, an atomic rename.
+
+A state is a nested structure of dicts, lists and tuples with tensors, numpy arrays, numbers, strings, booleans and
+None as leaves. Each named state becomes ``NAME.json`` (the structure) and ``NAME.safetensors`` (the arrays).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+
+from rlightning.errors import CheckpointError
+
+FORMAT = 1
+"""Version of the layout, written into every manifest."""
+
+_MANIFEST = "manifest.json"
+_MARKS = ("__tensor__", "__array__", "__tuple__", "__items__")
+
+
+def save_state(folder: Path | str, states: Mapping[str, Any]) -> Path:
+    """Write named states into ``folder``, which appears whole or not at all and replaces one that is there.
+
+    Args:
+        folder: Folder to write.
+        states: Nested state by name; the names become file names.
+
+    Raises:
+        CheckpointError: If a leaf cannot be stored; names its path.
+    """
+    folder = Path(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    fresh = folder.parent / f".{folder.name}.new-{os.getpid()}"
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir()
+    try:
+        sums: dict[str, str] = {}
+        for name, state in states.items():
+            tensors: dict[str, torch.Tensor] = {}
+            structure = _encode(state, name, tensors)
+            _write(fresh / f"{name}.json", json.dumps(structure, indent=1).encode(), sums)
+            _write(fresh / f"{name}.safetensors", save_tensors(tensors), sums)
+        _write(fresh / _MANIFEST, json.dumps({"format": FORMAT, "sha256": sums}, indent=1).encode(), {})
+        _replace(fresh, folder)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+    return folder
+
+
+def load_state(folder: Path | str, names: Iterable[str] | None = None) -> dict[str, Any]:
+    """Read named states; everything that is read is checked first, and no code of the files runs.
+
+    Args:
+        folder: Folder that ``save_state`` wrote.
+        names: States to read; None reads all.
+
+    Raises:
+        CheckpointError: If a file is missing, damaged or of another kind; names the file.
+    """
+    folder = Path(folder)
+    sums = _read_manifest(folder)
+    wanted = list(names) if names is not None else [Path(file).stem for file in sums if file.endswith(".json")]
+    states = {}
+    for name in wanted:
+        if f"{name}.json" not in sums:
+            held = ", ".join(sorted(file for file in sums))
+            raise CheckpointError(f"{folder} holds no {name!r}; it holds {held}")
+        structure = _parse_json(folder / f"{name}.json", _read(folder / f"{name}.json", sums))
+        file = folder / f"{name}.safetensors"
+        try:
+            tensors = load_tensors(_read(file, sums))
+        except SafetensorError as error:
+            raise CheckpointError(f"{file} is not a safetensors file: {error}") from error
+        try:
+            states[name] = _decode(structure, tensors)
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise CheckpointError(
+                f"{folder / name}.json does not describe what {file.name} holds: {error!r}"
+            ) from error
+    return states
+
+
+def is_whole(folder: Path | str) -> bool:
+    """Tell whether every file of a checkpoint is there and unharmed."""
+    folder = Path(folder)
+    try:
+        sums = _read_manifest(folder)
+        for file in sums:
+            _read(folder / file, sums)
+    except CheckpointError:
+        return False
+    return True
+
+
+def newest_whole(parent: Path | str) -> Path:
+    """Find the newest checkpoint in a folder of checkpoints that is whole; newer names sort later.
+
+    Raises:
+        CheckpointError: If there is none; names the damaged ones.
+    """
+    parent = Path(parent)
+    folders = sorted((path for path in parent.glob("*") if path.is_dir() and not path.is_symlink()), reverse=True)
+    folders = [path for path in folders if not path.name.startswith(".")]
+    for folder in folders:
+        if is_whole(folder):
+            return folder
+    if not folders:
+        raise CheckpointError(f"there is no checkpoint in {parent}")
+    raise CheckpointError(f"no checkpoint in {parent} is whole; damaged: {', '.join(path.name for path in folders)}")
+
+
+def _encode(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, torch.Tensor):
+        tensors[path] = value.detach().to("cpu", copy=True).contiguous()
+        return {"__tensor__": path}
+    if isinstance(value, np.ndarray):
+        try:
+            tensors[path] = torch.from_numpy(np.array(value, order="C"))
+        except TypeError as error:
+            raise CheckpointError(f"{path} cannot be stored: {error}") from error
+        return {"__array__": path}
+    if isinstance(value, tuple):
+        return {"__tuple__": [_encode(item, f"{path}.{i}", tensors) for i, item in enumerate(value)]}
+    if isinstance(value, list):
+        return [_encode(item, f"{path}.{i}", tensors) for i, item in enumerate(value)]
+    if isinstance(value, Mapping):
+        plain = all(isinstance(key, str) and key not in _MARKS for key in value)
+        if plain:
+            return {key: _encode(item, f"{path}.{key}", tensors) for key, item in value.items()}
+        return {"__items__": [[key, _encode(item, f"{path}.{key}", tensors)] for key, item in value.items()]}
+    raise CheckpointError(
+        f"{path} cannot be stored: a {type(value).__module__}.{type(value).__qualname__} is neither a tensor, an "
+        f"array, a number, a string, a boolean, None, nor a dict, list or tuple of these"
+    )
+
+
+def _decode(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
+    if isinstance(value, list):
+        return [_decode(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if "__tensor__" in value:
+        return tensors[value["__tensor__"]]
+    if "__array__" in value:
+        return tensors[value["__array__"]].numpy()
+    if "__tuple__" in value:
+        return tuple(_decode(item, tensors) for item in value["__tuple__"])
+    if "__items__" in value:
+        return {key: _decode(item, tensors) for key, item in value["__items__"]}
+    return {key: _decode(item, tensors) for key, item in value.items()}
+
+
+def _write(path: Path, content: bytes, sums: dict[str, str]) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    sums[path.name] = hashlib.sha256(content).hexdigest()
+
+
+def _replace(fresh: Path, folder: Path) -> None:
+    if folder.exists():
+        # A folder that holds files cannot be renamed over: step aside first, so that one of the two is always whole.
+        old = folder.parent / f".{folder.name}.old-{os.getpid()}"
+        shutil.rmtree(old, ignore_errors=True)
+        folder.rename(old)
+        fresh.rename(folder)
+        shutil.rmtree(old, ignore_errors=True)
+    else:
+        fresh.rename(folder)
+
+
+def _read_manifest(folder: Path) -> dict[str, str]:
+    path = folder / _MANIFEST
+    if not folder.is_dir():
+        raise CheckpointError(f"there is no checkpoint folder {folder}")
+    try:
+        manifest = _parse_json(path, path.read_bytes())
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read ({error.strerror}): the checkpoint is not whole") from error
+    sums = manifest.get("sha256") if isinstance(manifest, dict) else None
+    if not isinstance(sums, dict) or manifest.get("format") != FORMAT:
+        raise CheckpointError(f"{path} is not a manifest of format {FORMAT}")
+    if any(Path(name).name != name for name in sums):
+        raise CheckpointError(f"{path} names files outside of its folder")
+    return sums
+
+
+def _read(path: Path, sums: Mapping[str, str]) -> bytes:
+    if path.name not in sums:
+        raise CheckpointError(f"{path} is not listed in {_MANIFEST}")
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read ({error.strerror}): the checkpoint is not whole") from error
+    if hashlib.sha256(content).hexdigest() != sums[path.name]:
+        raise CheckpointError(f"{path} was changed or damaged: its checksum is not the one in {_MANIFEST}")
+    return content
+
+
+def _parse_json(path: Path, content: bytes) -> Any:
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is not a JSON file: {error}") from error

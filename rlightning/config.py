@@ -1,0 +1,256 @@
+"""Every option, strict and frozen, with its default, its meaning and its unit beside it.
+
+A configuration is read once, validated as a whole, and never changed afterwards. Unknown names are errors. The
+sections ``env_kwargs``, ``model_cfg`` and ``algo_cfg`` belong to the env and to the algorithm: an algorithm that
+declares classes for its own two has them validated just as strictly.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, get_origin
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+
+FreeForm = dict[str, Any]
+
+
+class Section(BaseModel):
+    """A part of the configuration: unknown names are refused, values cannot be changed."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, validate_default=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _lists_serve_as_tuples(cls, value: Any, info: ValidationInfo) -> Any:
+        # YAML and JSON know no tuples.
+        is_tuple = get_origin(cls.model_fields[str(info.field_name)].annotation) is tuple
+        return tuple(value) if is_tuple and isinstance(value, list) else value
+
+
+class EnvConfig(Section):
+    """One kind of env, run by a number of workers."""
+
+    name: str
+    """Name of the env: a Gymnasium id such as ``HalfCheetah-v5``, or what the backend understands."""
+    backend: str = "gymnasium"
+    """Name of a registered simulator; users register their own."""
+    task: str = ""
+    """Label of the task in metrics of multi-task runs; empty means the name."""
+    num_workers: int = Field(1, ge=1)
+    """Env workers, each a process of its own where envs are remote."""
+    num_envs: int = Field(1, ge=1)
+    """Sub-envs that each worker steps at once (N)."""
+    max_episode_steps: int | None = Field(None, ge=1)
+    """Steps after which an episode is truncated; null means the env's own limit."""
+    vectorization: Literal["auto", "sync", "native"] = "auto"
+    """How a worker holds its sub-envs: one after the other in Python ("sync"), by the env's own vector
+    implementation ("native"), or native where there is one ("auto")."""
+    num_cpus: float = Field(1.0, ge=0)
+    """CPUs reserved for each remote worker."""
+    num_gpus: float = Field(0.0, ge=0)
+    """GPUs reserved for each remote worker; a fraction shares one."""
+    env_kwargs: FreeForm = Field(default_factory=dict)
+    """Passed to the env's constructor as it is."""
+
+
+class EvalConfig(Section):
+    """How a policy is evaluated, in training and by ``rlightning eval``."""
+
+    episodes: int = Field(10, ge=1)
+    """Whole episodes per evaluation, shared out over the sub-envs in advance."""
+    num_envs: int = Field(10, ge=1)
+    """Sub-envs of the evaluation worker; at most ``episodes`` of them are used."""
+    deterministic: bool = True
+    """Act with the mode of the policy; false samples."""
+    seed: int = Field(1_000_003, ge=0)
+    """Seed of the evaluation envs and of sampling in evaluation; training never uses it."""
+
+
+class WeightBufferConfig(Section):
+    """How new weights reach the eval policies."""
+
+    type: Literal["WeightBuffer", "CPUWeightBuffer", "ShardedWeightBuffer"] = "WeightBuffer"
+    """Where a buffer keeps its tensors."""
+    buffer_strategy: Literal["None", "Double", "Shared", "Sharded"] = "None"
+    """"None": weights go straight in, between two requests."""
+
+
+class OptimConfig(Section):
+    """The optimizer; its learning rate is ``train.lr``."""
+
+    name: Literal["adam", "adamw", "sgd"] = "adam"
+    """Which optimizer of torch."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Decay of the moment estimates (adam, adamw)."""
+    eps: float = Field(1e-5, gt=0)
+    """Added to the denominator (adam, adamw)."""
+    weight_decay: float = Field(0.0, ge=0)
+    """Weight decay per step."""
+    momentum: float = Field(0.0, ge=0)
+    """Momentum (sgd)."""
+    schedule: Literal["constant", "linear"] = "constant"
+    """"linear" goes from ``train.lr`` to 0 over ``train.max_epochs``."""
+    max_grad_norm: float | None = Field(0.5, gt=0)
+    """Gradients are scaled down to this global L2 norm; null leaves them."""
+
+
+class PolicyConfig(Section):
+    """What learns and acts."""
+
+    type: str = "ppo"
+    """Name of a registered policy; users register their own."""
+    rollout_mode: Literal["sync", "async"] = "sync"
+    """Whether ``rollout_step`` is a method or a coroutine."""
+    router_type: Literal["simple", "node_affinity"] = "simple"
+    """How requests are spread over eval policies."""
+    weight_buffer: WeightBufferConfig = WeightBufferConfig()
+    model_cfg: FreeForm = Field(default_factory=dict)
+    """The networks; validated by the algorithm."""
+    algo_cfg: FreeForm = Field(default_factory=dict)
+    """The options of the algorithm; validated by the algorithm."""
+    optim_cfg: OptimConfig = OptimConfig()
+    train_num_cpus: float = Field(1.0, ge=0)
+    """CPUs reserved for each remote train policy."""
+    eval_num_cpus: float = Field(1.0, ge=0)
+    """CPUs reserved for each remote eval policy."""
+    train_num_gpus: float = Field(0.0, ge=0)
+    """GPUs of each train policy; above 0 it computes on a GPU."""
+    eval_num_gpus: float = Field(0.0, ge=0)
+    """GPUs of each eval policy; above 0 it computes on a GPU."""
+
+
+class TrainConfig(Section):
+    """The training loop. One epoch is: collect, learn, publish."""
+
+    max_epochs: int = Field(100, ge=1)
+    """Epochs of the whole run."""
+    batch_size: int = Field(256, ge=1)
+    """Transitions per gradient step (a minibatch)."""
+    max_rollout_steps: int = Field(128, ge=1)
+    """Steps that every sub-env makes per epoch (T)."""
+    max_eval_rollout_steps: int | None = Field(None, ge=1)
+    """Steps after which an evaluation gives up on unfinished episodes (an error); null means no limit."""
+    lr: float = Field(3e-4, gt=0)
+    """Learning rate at the start."""
+    parallel: Literal["none", "ddp"] = "none"
+    """How several train policies share the work."""
+    eval_interval: int = Field(0, ge=0)
+    """Epochs between evaluations; 0 means only at the end."""
+    save_interval: int = Field(0, ge=0)
+    """Epochs between checkpoints; 0 means only at the end."""
+    save_dir: str = "runs"
+    """Folder that gets one folder per run."""
+    keep_checkpoints: int = Field(3, ge=1)
+    """Newest checkpoints to keep, besides the best."""
+    torch_threads: int = Field(1, ge=1)
+    """Threads of torch in every worker. The same number everywhere, since sums depend on it."""
+
+
+class BufferConfig(Section):
+    """Where transitions wait for the learner."""
+
+    type: str = "rollout"
+    """Name of a registered buffer; "rollout" is a block of T steps of all sub-envs."""
+    capacity: int | None = Field(None, ge=1)
+    """Steps per sub-env that a block holds; null means ``train.max_rollout_steps``."""
+    sampler: Literal["all"] = "all"
+    """"all" hands the whole block to the learner."""
+    storage: Literal["memory"] = "memory"
+    """Where the data lies."""
+    auto_truncate_episode: bool = True
+    """Close the open episodes by a bootstrap when the learner takes the block."""
+
+
+class PlacementConfig(Section):
+    """Who sits where."""
+
+    mode: Literal["auto", "manual"] = "auto"
+    """Whether a strategy places the workers or resource pools do."""
+    strategy: Literal["default"] = "default"
+    """"default": Ray decides."""
+    env_strategy: Literal["default"] = "default"
+    """How env workers sit relative to eval policies."""
+
+
+class ClusterConfig(Section):
+    """Which workers run where. With everything local there is one process and no Ray."""
+
+    ray_address: str = "local"
+    """"local" starts a Ray of its own; "auto" or an address joins a running one. Used if any worker is remote."""
+    train_worker_num: int = Field(1, ge=1)
+    """Train policies (learners)."""
+    eval_worker_num: int = Field(1, ge=1)
+    """Eval policies (actors)."""
+    buffer_worker_num: int = Field(1, ge=1)
+    """Shards of the data buffer."""
+    remote_train: bool = False
+    """Train policies are processes of their own."""
+    remote_eval: bool = False
+    """Eval policies are processes of their own."""
+    remote_storage: bool = False
+    """Buffer shards are processes of their own."""
+    remote_env: bool = False
+    """Env workers are processes of their own."""
+    is_colocated: bool = False
+    """Train and eval policies share their place."""
+    enable_offload: bool = False
+    """Move models and optimizers to host memory while they are not needed."""
+    start_timeout_s: float = Field(120.0, gt=0)
+    """Seconds that starting a worker may take."""
+    call_timeout_s: float = Field(600.0, gt=0)
+    """Seconds that one call on a worker may take."""
+    placement: PlacementConfig = PlacementConfig()
+    resource_pool: FreeForm = Field(default_factory=dict)
+    """Pools of resources for manual placement."""
+
+    @property
+    def any_remote(self) -> bool:
+        """Whether Ray is needed."""
+        return self.remote_train or self.remote_eval or self.remote_storage or self.remote_env
+
+
+class LogConfig(Section):
+    """What a run tells, and where."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severe log line that is written."""
+    backend: list[Literal["tensorboard", "wandb"]] = ["tensorboard"]
+    """Metric services besides the local log, which is always written."""
+    project: str = "rlightning"
+    """Project at the metric service."""
+    name: str = ""
+    """Name of the run; empty means the preset's name and the time."""
+    log_dir: str = ""
+    """Folder of the metric service's files; empty means the run's folder."""
+    mode: Literal["online", "offline"] = "offline"
+    """Whether the metric service may use the network."""
+    progress: bool = True
+    """Show a progress display on the terminal."""
+
+
+def _one_env_is_a_list(value: Any) -> Any:
+    return [value] if isinstance(value, dict | EnvConfig) else value
+
+
+class Config(Section):
+    """A whole run."""
+
+    seed: int = Field(0, ge=0)
+    """All randomness of the run follows from it."""
+    engine: Literal["syncrl", "rsl", "eval"] = "syncrl"
+    """Which loop runs."""
+    imports: list[str] = Field(default_factory=list)
+    """Your own modules (dotted names or paths of files) that register envs, policies and models."""
+    env: Annotated[list[EnvConfig], BeforeValidator(_one_env_is_a_list), Field(min_length=1)]
+    """The envs; more than one entry makes a multi-task run."""
+    evaluation: EvalConfig = EvalConfig()
+    policy: PolicyConfig = PolicyConfig()
+    train: TrainConfig = TrainConfig()
+    buffer: BufferConfig = BufferConfig()
+    cluster: ClusterConfig = ClusterConfig()
+    log: LogConfig = LogConfig()
+
+    @property
+    def num_envs(self) -> int:
+        """All sub-envs of all workers."""
+        return sum(env.num_workers * env.num_envs for env in self.env)

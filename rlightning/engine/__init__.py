@@ -1,0 +1,1 @@
+"""The loops: collect, learn, publish, evaluate."""

@@ -1,0 +1,270 @@
+"""What all training loops share: each phase once, and the loop on one screen."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections import deque
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlightning.buffer.data_buffer import DataBuffer
+from rlightning.checkpoint import load_state
+from rlightning.config import Config
+from rlightning.engine.evaluation import EvalResult, Evaluator, returns_by_task
+from rlightning.engine.interrupt import Interrupt
+from rlightning.engine.recorder import Recorder, SilentRecorder
+from rlightning.env.env_group import EnvGroup
+from rlightning.errors import CheckpointError, ConfigError, ProtocolError
+from rlightning.observability.timer import Timer
+from rlightning.policy.policy_group import PolicyGroup
+from rlightning.types import BatchedData
+
+logger = logging.getLogger(__name__)
+
+RETURN_WINDOW = 100
+"""Latest training episodes that ``episode/return_mean_100`` averages over."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """What a run came to.
+
+    Attributes:
+        epochs: Finished epochs.
+        env_steps: Transitions collected.
+        return_mean: Mean return of the latest 100 training episodes; NaN before the first.
+        evaluation: The last evaluation; None if there was none.
+        checkpoint: The last checkpoint; None where nothing keeps them.
+    """
+
+    epochs: int
+    env_steps: int
+    return_mean: float
+    evaluation: EvalResult | None
+    checkpoint: Path | None
+
+
+class BaseEngine(ABC):
+    """Runs epochs: collect, learn, publish; and now and then evaluate and save.
+
+    A subclass says how to collect. ``run`` may be called once.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        env_group: EnvGroup,
+        policy_group: PolicyGroup,
+        buffer: DataBuffer,
+        *,
+        evaluator: Evaluator | None = None,
+        recorder: Recorder | None = None,
+    ) -> None:
+        """Take the parts.
+
+        Args:
+            config: The whole configuration.
+            env_group: Envs to train on.
+            policy_group: Initialised policies.
+            buffer: Where collected data go.
+            evaluator: Evaluates; None leaves evaluations out.
+            recorder: Takes metrics and checkpoints; None keeps nothing.
+        """
+        self.config = config
+        self.env_group, self.policy_group, self.buffer = env_group, policy_group, buffer
+        self.evaluator = evaluator
+        self.recorder: Recorder = recorder if recorder is not None else SilentRecorder()
+        self.epoch = 0
+        self.env_steps = 0
+        self.env_rets: BatchedData[Any] | None = None
+        self._timer = Timer()
+        self._returns: deque[float] = deque(maxlen=RETURN_WINDOW)
+        self._best = float("-inf")
+        self._evaluation: EvalResult | None = None
+        self._checkpoint: Path | None = None
+        self._closed = False
+
+    def run(self) -> RunResult:
+        """Run to ``train.max_epochs``.
+
+        Raises:
+            KeyboardInterrupt: After Ctrl-C, when the epoch is finished and saved.
+        """
+        with Interrupt() as interrupt:
+            self.start()
+            while self.epoch < self.config.train.max_epochs and not interrupt.requested:
+                metrics = self.run_epoch()
+                last = self.epoch == self.config.train.max_epochs or interrupt.requested
+                improved = False
+                if self.evaluator is not None and _due(self.epoch, self.config.train.eval_interval, last):
+                    metrics |= self.evaluate()
+                    improved = self._is_best(metrics["eval/return_mean"])
+                self._log(metrics)
+                if improved or _due(self.epoch, self.config.train.save_interval, last):
+                    self.save(best=improved or (self.evaluator is None and self._is_best(self.return_mean)))
+        if interrupt.requested:
+            raise KeyboardInterrupt
+        return RunResult(self.epoch, self.env_steps, self.return_mean, self._evaluation, self._checkpoint)
+
+    def run_epoch(self) -> dict[str, float]:
+        """Collect, learn and publish once.
+
+        Returns:
+            The metrics of the epoch.
+        """
+        timer = self._timer
+        timer.reset()
+        with timer.measure("total"):
+            with timer.measure("collect"):
+                rows = self.collect()
+            with timer.measure("learn"):
+                metrics = self.learn()
+            with timer.measure("publish"):
+                version = self.publish()
+        self.epoch += 1
+        self.env_steps += rows
+        total = timer.total_s("total")
+        metrics |= {f"time/{name}_s": timer.total_s(name) for name in ("collect", "learn", "publish", "total")}
+        metrics |= {"time/env_steps_per_s": rows / total, "policy/version": float(version)}
+        return metrics | self._count_episodes()
+
+    def start(self) -> None:
+        """Bring the initial weights to all who act and reset the envs; a resumed run has both already."""
+        if self.env_rets is None:
+            self.publish()
+            self.env_rets = self.env_group.reset()
+
+    @abstractmethod
+    def collect(self) -> int:
+        """Fill the buffer with the data of one epoch.
+
+        Returns:
+            Valid transitions.
+        """
+
+    def learn(self) -> dict[str, float]:
+        """Train on the buffer's data and empty it.
+
+        Raises:
+            ProtocolError: If the data were made by older weights than the learner has.
+        """
+        lag = self.policy_group.update_dataset(self.buffer.sample())
+        if lag > self.max_version_lag:
+            raise ProtocolError(
+                f"the data of epoch {self.epoch} were made by weights {lag} versions older than the learner's: publish "
+                f"after every learn"
+            )
+        metrics = self.policy_group.train()
+        self.buffer.clear()
+        return {**(metrics or {}), "policy/version_lag": float(lag)}
+
+    max_version_lag: int = 0
+    """Versions that data may be behind the learner."""
+
+    def publish(self) -> int:
+        """Bring the learner's weights to all who act.
+
+        Returns:
+            The version in force.
+        """
+        return self.policy_group.sync_weights()
+
+    def evaluate(self) -> dict[str, float]:
+        """Run whole episodes on envs of their own; training goes on as if this had not been."""
+        if self.evaluator is None:
+            raise ConfigError("this engine has no envs for evaluation: give it an evaluator")
+        with self._timer.measure("evaluate"):
+            self._evaluation = self.evaluator.run()
+        return {**self._evaluation.metrics(), "time/evaluate_s": self._timer.total_s("evaluate")}
+
+    def save(self, *, best: bool = False) -> Path | None:
+        """Keep a checkpoint of all that a resumed run needs."""
+        self._checkpoint = self.recorder.save(self.epoch, self.get_state(), best=best)
+        return self._checkpoint
+
+    def get_state(self) -> dict[str, Any]:
+        """Give all that a resumed run needs: policies, envs, counters."""
+        counters = {
+            "epoch": self.epoch,
+            "env_steps": self.env_steps,
+            "best": self._best,
+            "returns": list(self._returns),
+        }
+        return {
+            "policy": self.policy_group.get_training_state(),
+            "env": self.env_group.get_state(),
+            "engine": counters,
+        }
+
+    def resume(self, checkpoint: Path | str) -> None:
+        """Go on from a checkpoint; envs whose state was not stored start new episodes.
+
+        Raises:
+            CheckpointError: If the checkpoint is damaged or does not fit this configuration.
+        """
+        state = load_state(checkpoint)
+        try:
+            counters = state["engine"]
+            self.epoch, self.env_steps = counters["epoch"], counters["env_steps"]
+            self._best = counters["best"]
+            self._returns.extend(counters["returns"])
+            policy, env = state["policy"], state["env"]
+        except KeyError as error:
+            raise CheckpointError(f"{checkpoint} is not a checkpoint of a run: it lacks {error}") from error
+        self.policy_group.load_training_state(policy)
+        self.env_rets = self.env_group.set_state(env, generation=self.epoch)
+
+    @property
+    def return_mean(self) -> float:
+        """Mean return of the latest training episodes; NaN before the first."""
+        return float(np.mean(self._returns)) if self._returns else float("nan")
+
+    def close(self) -> None:
+        """Close envs and end all that this run started; may be called twice."""
+        if self._closed:
+            return
+        self._closed = True
+        with ExitStack() as stack:
+            # Each is closed even if another one fails to.
+            stack.callback(self.policy_group.shutdown)
+            stack.callback(self.buffer.close)
+            if self.evaluator is not None:
+                stack.callback(self.evaluator.close)
+            stack.callback(self.env_group.close)
+
+    def __enter__(self) -> BaseEngine:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _count_episodes(self) -> dict[str, float]:
+        episodes = self.env_group.pop_episodes()
+        self._returns.extend(episode.return_ for episode in episodes)
+        metrics = {"episode/count": float(len(episodes))}
+        if self._returns:
+            metrics["episode/return_mean_100"] = self.return_mean
+        if episodes:
+            metrics["episode/return_mean"] = float(np.mean([episode.return_ for episode in episodes]))
+            metrics["episode/length_mean"] = float(np.mean([episode.length for episode in episodes]))
+        return metrics | returns_by_task(episodes, "episode/return_mean")
+
+    def _log(self, metrics: dict[str, float]) -> None:
+        progress = {"progress/epoch": float(self.epoch), "progress/env_steps": float(self.env_steps)}
+        self.recorder.log(self.epoch, self.env_steps, {**progress, **metrics})
+
+    def _is_best(self, score: float) -> bool:
+        if score > self._best:
+            self._best = score
+            return True
+        return False
+
+
+def _due(epoch: int, interval: int, last: bool) -> bool:
+    """Say whether something that happens every ``interval`` epochs, and at the end, happens now."""
+    return last or (interval > 0 and epoch % interval == 0)

@@ -1,0 +1,124 @@
+"""How good a policy is: whole episodes on envs of their own, without touching training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlightning.config import EvalConfig
+from rlightning.env.env_group import EnvGroup
+from rlightning.env.env_worker import Episode
+from rlightning.errors import RLightningError
+from rlightning.policy.policy_group import PolicyGroup
+
+_STEPS_BETWEEN_COUNTS = 16
+"""Steps between two looks at which episodes have ended; looking costs a call per worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvalResult:
+    """The episodes of one evaluation.
+
+    Attributes:
+        episodes: In the order in which they ended.
+    """
+
+    episodes: tuple[Episode, ...]
+
+    def metrics(self) -> dict[str, float]:
+        """Give the metrics of the group ``eval/``; tasks get their own if there are several."""
+        returns = [episode.return_ for episode in self.episodes]
+        found = {
+            "eval/return_mean": float(np.mean(returns)),
+            "eval/return_std": float(np.std(returns)),
+            "eval/length_mean": float(np.mean([episode.length for episode in self.episodes])),
+            "eval/episodes": float(len(returns)),
+        }
+        return found | returns_by_task(self.episodes, "eval/return_mean")
+
+
+def returns_by_task(episodes: Sequence[Episode], prefix: str) -> dict[str, float]:
+    """Give the mean return of each task as ``prefix/task``; nothing if there is only one task."""
+    tasks = sorted({episode.task for episode in episodes})
+    if len(tasks) < 2:
+        return {}
+    return {
+        f"{prefix}/{task}": float(np.mean([episode.return_ for episode in episodes if episode.task == task]))
+        for task in tasks
+    }
+
+
+class Evaluator:
+    """Runs a given number of whole episodes per evaluation.
+
+    Each sub-env gets its number of episodes in advance. Were the first ones to end counted instead, short episodes
+    would be counted more often than long ones.
+    """
+
+    def __init__(
+        self, env_group: EnvGroup, policy_group: PolicyGroup, config: EvalConfig, max_steps: int | None
+    ) -> None:
+        """Take envs of their own and the policies that act.
+
+        Args:
+            env_group: Envs that training does not use.
+            policy_group: Its eval policies act.
+            config: How to evaluate.
+            max_steps: Steps after which unfinished episodes are an error; None is no limit.
+        """
+        self._envs, self._policies, self._config, self._max_steps = env_group, policy_group, config, max_steps
+
+    def run(self) -> EvalResult:
+        """Evaluate; equal weights give equal results.
+
+        Raises:
+            RLightningError: If episodes are unfinished after ``max_steps``.
+        """
+        self._policies.seed_evaluation(self._config.seed)
+        self._envs.pop_episodes()
+        quotas = dict(zip(self._envs.sub_envs, share_out(self._config.episodes, self._envs.num_envs), strict=True))
+        counted: list[Episode] = []
+        env_rets = self._envs.reset(reseed=True)
+        steps = 0
+        while left := sum(quotas.values()):
+            if self._max_steps is not None and steps >= self._max_steps:
+                raise RLightningError(
+                    f"{left} of {self._config.episodes} evaluation episodes are unfinished after {steps} steps: raise "
+                    f"train.max_eval_rollout_steps or set env.max_episode_steps"
+                )
+            for _ in range(_STEPS_BETWEEN_COUNTS):
+                responses = self._policies.rollout_batch(
+                    env_rets, evaluation=True, deterministic=self._config.deterministic
+                )
+                env_rets = self._envs.step(responses)
+            steps += _STEPS_BETWEEN_COUNTS
+            for episode in self._envs.pop_episodes():
+                if quotas[episode.worker, episode.sub_env]:
+                    quotas[episode.worker, episode.sub_env] -= 1
+                    counted.append(episode)
+        return EvalResult(tuple(counted))
+
+    def close(self) -> None:
+        """Close the envs."""
+        self._envs.close()
+
+
+def share_out(total: int, places: int) -> list[int]:
+    """Split a number of episodes over sub-envs as evenly as possible.
+
+    >>> share_out(10, 4)
+    [3, 3, 2, 2]
+    """
+    whole, rest = divmod(total, places)
+    return [whole + (place < rest) for place in range(places)]
+
+
+def eval_env_counts(config: EvalConfig, kinds: Sequence[object]) -> list[int]:
+    """Say how many sub-envs each kind of env gets: never more than there are episodes.
+
+    >>> eval_env_counts(EvalConfig(episodes=5, num_envs=10), ["one kind"])
+    [5]
+    """
+    return [max(1, count) for count in share_out(min(config.num_envs, config.episodes), len(kinds))]

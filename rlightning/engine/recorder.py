@@ -1,0 +1,110 @@
+"""What an engine tells of its run, and to whom."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from rlightning.checkpoint import newest_whole, save_state
+from rlightning.observability.sinks import MetricSink
+
+
+class Recorder(Protocol):
+    """Takes metrics and keeps checkpoints."""
+
+    def log(self, epoch: int, env_steps: int, metrics: Mapping[str, float]) -> None:
+        """Take the metrics of one epoch.
+
+        Args:
+            epoch: Finished epochs.
+            env_steps: Transitions collected so far.
+            metrics: Name -> number.
+        """
+
+    def save(self, epoch: int, states: Mapping[str, Any], *, best: bool) -> Path | None:
+        """Keep a checkpoint; ``best`` marks it as the best so far. Returns its folder."""
+
+
+class SilentRecorder:
+    """Remembers the latest metrics and keeps nothing else."""
+
+    def __init__(self) -> None:
+        self.latest: dict[str, float] = {}
+
+    def log(self, epoch: int, env_steps: int, metrics: Mapping[str, float]) -> None:
+        self.latest = dict(metrics)
+
+    def save(self, epoch: int, states: Mapping[str, Any], *, best: bool) -> Path | None:
+        return None
+
+
+class FolderRecorder:
+    """Writes metrics to a sink and checkpoints to a folder, and tells a display of each epoch."""
+
+    def __init__(
+        self,
+        sink: MetricSink,
+        checkpoints: Path,
+        keep: int,
+        on_epoch: Callable[[int, Mapping[str, float]], None] | None = None,
+    ) -> None:
+        """Take the places.
+
+        Args:
+            sink: Takes metrics.
+            checkpoints: Folder of the checkpoints.
+            keep: Newest checkpoints to keep, besides the best.
+            on_epoch: Called with epoch and metrics after each epoch.
+        """
+        self._sink, self._store, self._on_epoch = sink, CheckpointFolder(checkpoints, keep), on_epoch
+
+    def log(self, epoch: int, env_steps: int, metrics: Mapping[str, float]) -> None:
+        self._sink.log(env_steps, metrics)
+        if self._on_epoch is not None:
+            self._on_epoch(epoch, metrics)
+
+    def save(self, epoch: int, states: Mapping[str, Any], *, best: bool) -> Path | None:
+        return self._store.save(epoch, states, best=best)
+
+
+class CheckpointFolder:
+    """Checkpoints of one run, one folder each; ``last`` and ``best`` are links to two of them."""
+
+    def __init__(self, path: Path, keep: int = 3) -> None:
+        self.path, self._keep = path, keep
+
+    def save(self, epoch: int, states: Mapping[str, Any], *, best: bool) -> Path:
+        """Write a checkpoint, move the links, and remove what is too old."""
+        folder = save_state(self.path / f"epoch-{epoch:08d}", states)
+        self._link("last", folder)
+        if best:
+            self._link("best", folder)
+        self._remove_old()
+        return folder
+
+    def last(self) -> Path:
+        """Find the newest checkpoint that is whole.
+
+        Raises:
+            CheckpointError: If there is none.
+        """
+        return newest_whole(self.path)
+
+    def best(self) -> Path | None:
+        """Find the checkpoint that was marked as the best; None if none was, or if it is gone."""
+        link = self.path / "best"
+        return link.resolve() if link.exists() else None
+
+    def _link(self, name: str, folder: Path) -> None:
+        fresh = self.path / f".{name}.new"
+        fresh.unlink(missing_ok=True)
+        fresh.symlink_to(folder.name)
+        fresh.replace(self.path / name)
+
+    def _remove_old(self) -> None:
+        folders = sorted(path for path in self.path.glob("epoch-*") if path.is_dir())
+        for folder in folders[: -self._keep]:
+            if folder != self.best():
+                shutil.rmtree(folder, ignore_errors=True)

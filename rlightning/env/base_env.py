@@ -1,0 +1,83 @@
+"""What a user subclasses to bring a simulator or a robot."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rlightning.config import EnvConfig
+from rlightning.env import state as env_state
+from rlightning.types import EnvMeta, EnvRet, PolicyResponse
+
+
+class BaseEnv(ABC):
+    """N sub-envs that are reset and stepped together, batch first.
+
+    A subclass sets ``meta`` in its constructor and implements ``reset`` and ``step``. A sub-env whose episode ended
+    starts the next one by itself, in one of two ways: at once (the row of ``observation`` is the first of the next
+    episode already), or with the next step, whose action it ignores (that row then has ``is_reset``, reward 0).
+    Either way ``final_observation`` has the true last observation of the rows that ended.
+
+    The worker copies what the env returns and what it is given: an env may reuse its arrays and write into the action.
+
+    Attributes:
+        config: The env's section of the configuration.
+        meta: Name, spaces and N.
+    """
+
+    meta: EnvMeta
+
+    def __init__(self, config: EnvConfig) -> None:
+        self.config = config
+
+    @abstractmethod
+    def reset(self, seed: Sequence[int] | None = None, options: dict[str, Any] | None = None) -> EnvRet:
+        """Start a new episode in every row.
+
+        Args:
+            seed: One seed per row; None goes on with the random numbers that the env has.
+            options: Passed on to the simulator.
+
+        Returns:
+            ``EnvRet.from_reset(observation, num_envs)``.
+        """
+
+    @abstractmethod
+    def step(self, response: PolicyResponse) -> EnvRet:
+        """Make one step in every row.
+
+        Args:
+            response: Its ``action_for_env`` is an array [N, ...] of the action space's dtype (a dict or tuple of them
+                in such spaces) that belongs to the env.
+        """
+
+    def close(self) -> None:
+        """Release what the env holds; may be called twice."""
+        return
+
+    def render(self) -> np.ndarray[Any, Any] | None:
+        """Draw the first row: [H, W, 3] uint8, or None where nothing can be drawn."""
+        return None
+
+    def get_state(self) -> dict[str, Any] | None:
+        """Describe the env so exactly that ``set_state`` goes on bit for bit the same.
+
+        The attributes of the env are stored, and those of the objects that it is made of, where they are plain data:
+        numbers, strings, arrays, random generators, lists, dicts and the like. Override it for an env that keeps its
+        state elsewhere.
+
+        Returns:
+            Nested dicts and lists of arrays, numbers and strings; None if something cannot be stored.
+        """
+        return env_state.capture(self)
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go on from a state of ``get_state``; called after a ``reset``.
+
+        Raises:
+            CheckpointError: If the state is that of another env.
+        """
+        env_state.restore(state, self)

@@ -1,0 +1,328 @@
+"""One env in its worker: checked, counted, and copied both ways."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+
+from rlightning.config import EnvConfig
+from rlightning.env import state as plain_state
+from rlightning.env.arrays import Leaf, all_finite, any_true, checked, map_parts, row_leaves
+from rlightning.env.base_env import BaseEnv
+from rlightning.env.seeding import Purpose, sub_env_seeds
+from rlightning.errors import CheckpointError, ProtocolError, ShapeError, WorkerError
+from rlightning.types import EnvMeta, EnvRet, PolicyResponse, Tree
+from rlightning.types.tree import tree_map
+
+Array = np.ndarray[Any, Any]
+
+_FLOAT32 = np.dtype(np.float32)
+_BOOL = np.dtype(np.bool_)
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """A finished episode.
+
+    Attributes:
+        return_: Sum of its rewards.
+        length: Steps.
+        truncated: Whether it was cut and not ended by a terminal state.
+        task: The task's label in metrics.
+        worker: Index of the env worker.
+        sub_env: Row of the sub-env.
+    """
+
+    return_: float
+    length: int
+    truncated: bool
+    task: str
+    worker: int
+    sub_env: int
+
+
+class EnvWorker:
+    """Owns one env: seeds it, checks what it returns, copies arrays both ways, and keeps track of episodes.
+
+    Args:
+        env_class: The env to build.
+        config: Its configuration.
+        index: Index of the worker among all env workers of the run.
+        seed: The run's seed.
+        purpose: What the env is for; training and evaluation never share seeds.
+        generation: Each one plays other episodes; a worker that replaces another one gets a new one.
+
+    Attributes:
+        name: Role and index, such as ``env[3]``.
+
+    Raises:
+        ShapeError: If the env has another number of rows than ``config.num_envs``.
+        ProtocolError: If the env sets no ``meta``.
+    """
+
+    def __init__(
+        self,
+        env_class: type[BaseEnv],
+        config: EnvConfig,
+        index: int,
+        seed: int,
+        purpose: Purpose = "train",
+        generation: int = 0,
+    ) -> None:
+        self.name = f"env[{index}]" if purpose == "train" else f"{purpose}_env[{index}]"
+        self._index, self._task = index, config.task or config.name
+        self._env = env_class(config)
+        if not isinstance(getattr(self._env, "meta", None), EnvMeta):
+            raise ProtocolError(f"{env_class.__name__} must set self.meta to an EnvMeta in its constructor")
+        self._meta = self._env.meta
+        self._num_envs = n = self._meta.num_envs
+        if n != config.num_envs:
+            raise ShapeError(f"{env_class.__name__} has {n} sub-envs and env.num_envs is {config.num_envs}")
+        self._seed, self._purpose, self._generation = seed, purpose, generation
+        self._column_shape = (n,)
+        self._observation_leaves = row_leaves(self._meta.observation_space, n)
+        self._action_leaves = row_leaves(self._meta.action_space, n)
+        self._last: EnvRet | None = None
+        self._is_seeded = False
+        self._steps = 0
+        self._returns, self._lengths = np.zeros(n, np.float64), np.zeros(n, np.int64)
+        self._episodes: list[Episode] = []
+
+    def get_meta(self) -> EnvMeta:
+        """Describe the env."""
+        return self._meta
+
+    def reset(self, reseed: bool = False) -> EnvRet:
+        """Start a new episode in every row.
+
+        Args:
+            reseed: Play the episodes of the first reset again; otherwise only the first reset seeds the env.
+        """
+        seeds = self._seeds() if reseed or not self._is_seeded else None
+        try:
+            first = self._env.reset(seeds)
+            last = EnvRet.from_reset(first.observation, self._num_envs)
+            last.info = first.info
+            ret = self._own(last)
+        except Exception as error:
+            self._blame(error, "reset")
+        self._is_seeded = True
+        self._last = last
+        self._returns[:] = 0.0
+        self._lengths[:] = 0
+        return ret
+
+    def restart(self, generation: int) -> EnvRet:
+        """Start episodes that this worker did not play before: those of another generation."""
+        self._generation = generation
+        return self.reset(reseed=True)
+
+    def step(self, response: PolicyResponse) -> EnvRet:
+        """Make one step in every row.
+
+        Args:
+            response: What a policy answered; the env gets a copy of the action in the action space's dtype.
+
+        Raises:
+            ProtocolError: If ``reset`` was not called before.
+            WorkerError: If the env or the action is at fault; names worker, sub-env and step.
+        """
+        if self._last is None:
+            raise ProtocolError(f"{self.name}: call reset before step")
+        action = response.action if response.env_action is None else response.env_action
+        try:
+            last = self._env.step(PolicyResponse(self._own_action(action, self._action_leaves)))
+            ret = self._own(last)
+        except Exception as error:
+            self._blame(error, "step")
+        self._last = last
+        self._steps += 1
+        self._returns += ret.reward
+        self._lengths += 1
+        if any_true(ret.is_reset):
+            self._returns[ret.is_reset] = 0.0
+            self._lengths[ret.is_reset] = 0
+        if ret.final_observation is not None:
+            self._close_episodes(ret)
+        return ret
+
+    def current(self) -> EnvRet:
+        """Give the result of the last reset or step once more, to go on from after ``set_state``.
+
+        Raises:
+            ProtocolError: If there is none.
+        """
+        if self._last is None:
+            raise ProtocolError(f"{self.name}: call reset first")
+        return self._own(self._last)
+
+    def pop_episodes(self) -> list[Episode]:
+        """Give the episodes that ended since the last call, in the order of their ends."""
+        episodes, self._episodes = self._episodes, []
+        return episodes
+
+    def render(self) -> Array | None:
+        """Draw the first row: [H, W, 3] uint8; None where the env cannot be drawn."""
+        return self._env.render()
+
+    def close(self) -> None:
+        """Close the env; may be called twice."""
+        self._env.close()
+
+    def get_state(self) -> dict[str, Any] | None:
+        """Describe env and counters, so that ``set_state`` in a new worker goes on bit for bit the same.
+
+        Returns:
+            Nested dicts and lists of arrays, numbers and strings; None if the env cannot be stored.
+
+        Raises:
+            ProtocolError: If the env was never reset.
+        """
+        if self._last is None:
+            raise ProtocolError(f"{self.name}: call reset before get_state")
+        env = self._env.get_state()
+        last = plain_state.capture(_as_dict(self._own(self._last)))
+        if env is None or last is None:
+            return None
+        return {
+            "env_name": self._meta.name,
+            "env": env,
+            "last": last,
+            "steps": self._steps,
+            "generation": self._generation,
+            "returns": self._returns.copy(),
+            "lengths": self._lengths.copy(),
+            "episodes": [[e.return_, e.length, e.truncated, e.sub_env] for e in self._episodes],
+        }
+
+    def set_state(self, state: dict[str, Any]) -> EnvRet:
+        """Go on from a state of ``get_state``.
+
+        Returns:
+            The result of the last reset or step, to act on next.
+
+        Raises:
+            CheckpointError: If the state is that of another env.
+        """
+        if state["env_name"] != self._meta.name or len(state["returns"]) != self._num_envs:
+            raise CheckpointError(
+                f"{self.name} runs {self._num_envs} sub-envs of {self._meta.name}, and the state is that of "
+                f"{len(state['returns'])} of {state['env_name']}"
+            )
+        # Many envs make what a state is written into in their first reset.
+        self._env.reset(self._seeds())
+        self._env.set_state(state["env"])
+        self._is_seeded = True
+        self._last = EnvRet(**plain_state.restore(state["last"]))
+        self._steps, self._generation = state["steps"], state["generation"]
+        self._returns[:] = state["returns"]
+        self._lengths[:] = state["lengths"]
+        self._episodes = [self._episode(*values) for values in state["episodes"]]
+        return self.current()
+
+    def _seeds(self) -> list[int]:
+        return sub_env_seeds(self._seed, self._purpose, self._index, self._generation, self._num_envs)
+
+    def _close_episodes(self, ret: EnvRet) -> None:
+        for row in np.flatnonzero(ret.ended).tolist():
+            is_truncated = not ret.terminated[row]
+            self._episodes.append(self._episode(float(self._returns[row]), int(self._lengths[row]), is_truncated, row))
+            self._returns[row] = 0.0
+            self._lengths[row] = 0
+
+    def _episode(self, return_: float, length: int, truncated: bool, sub_env: int) -> Episode:
+        return Episode(return_, length, truncated, self._task, self._index, sub_env)
+
+    def _blame(self, error: Exception, method: str) -> NoReturn:
+        """Say who, where and when; what the env raised becomes the cause."""
+        is_ours = isinstance(error, WorkerError | ShapeError)
+        text = getattr(error, "message", str(error)) if is_ours else f"{type(error).__name__}: {error}"
+        cause = (error.__cause__ or error) if is_ours else error
+        step = f" (step {self._steps + 1} of this worker)" if method == "step" else ""
+        raise WorkerError(f"{self._meta.name}: {text}{step}", self.name, method) from cause
+
+    # What the env gets and gives is checked and copied below, and nowhere else.
+
+    def _own_action(self, action: Tree, leaves: Tree) -> Tree:
+        if type(leaves) is not Leaf:
+            return map_parts(self._own_action, action, leaves, "action")
+        if type(action) is not np.ndarray or action.dtype is not leaves.dtype or action.shape != leaves.shape:
+            action = checked(action, leaves.shape, leaves.dtype, f"action{leaves.path}")
+        owned = action.astype(leaves.dtype, "C")
+        if not all_finite(owned):
+            raise WorkerError(
+                f"action{leaves.path} of sub-env {_bad_row(owned)} is not finite: has the policy diverged?"
+            )
+        return owned
+
+    def _own(self, last: EnvRet) -> EnvRet:
+        if type(last) is not EnvRet:
+            raise WorkerError(f"the env returned a {type(last).__name__} and not an EnvRet")
+        observation = self._own_rows(last.observation, self._observation_leaves, "observation")
+        reward = self._own_column(last.reward, _FLOAT32, "reward")
+        if not all_finite(reward):
+            row = _bad_row(reward)
+            raise WorkerError(f"reward of sub-env {row} is {reward[row]}, which is not finite")
+        terminated = self._own_column(last.terminated, _BOOL, "terminated")
+        truncated = self._own_column(last.truncated, _BOOL, "truncated")
+        is_reset = self._own_column(last.is_reset, _BOOL, "is_reset")
+        ret = EnvRet(observation, reward, terminated, truncated, is_reset)
+        if any_true(terminated) or any_true(truncated):
+            ret.final_observation = self._own_final(last.final_observation, ret.ended, observation)
+        if any_true(is_reset):
+            reset_and_ended = is_reset & ret.ended
+            if any_true(reset_and_ended):
+                row = int(np.argmax(reset_and_ended))
+                raise WorkerError(f"sub-env {row} has is_reset and ended: no step led to a row that was reset")
+            reward[is_reset] = 0.0
+        if last.info:
+            ret.info = {key: self._own_info(value, key) for key, value in last.info.items()}
+        return ret
+
+    def _own_rows(self, rows: Tree, leaves: Tree, what: str) -> Tree:
+        if type(leaves) is not Leaf:
+            return map_parts(lambda part, leaf: self._own_rows(part, leaf, what), rows, leaves, what)
+        if type(rows) is not np.ndarray or rows.dtype is not leaves.dtype or rows.shape != leaves.shape:
+            rows = checked(rows, leaves.shape, leaves.handed_out, f"{what}{leaves.path}")
+        owned = rows.astype(leaves.handed_out, "C")
+        if not all_finite(owned):
+            raise WorkerError(f"{what}{leaves.path} of sub-env {_bad_row(owned)} is not finite")
+        return owned
+
+    def _own_column(self, column: Any, dtype: np.dtype[Any], what: str) -> Array:
+        if type(column) is not np.ndarray or column.dtype is not dtype or column.shape != self._column_shape:
+            column = checked(column, self._column_shape, dtype, what).astype(dtype)
+        owned: Array = column.copy()
+        return owned
+
+    def _own_final(self, final: Tree | None, ended: Array, observation: Tree) -> Tree:
+        """Take the last observations of the rows that ended; the other rows repeat the observation."""
+        if final is None:
+            row = int(np.argmax(ended))
+            raise WorkerError(f"the episode of sub-env {row} ended and final_observation is None")
+
+        def pick(current: Array, leaf: Leaf, last: Any) -> Array:
+            what = f"final_observation{leaf.path}"
+            owned = current.copy()
+            owned[ended] = checked(last, leaf.shape, leaf.handed_out, what)[ended]
+            if not all_finite(owned):
+                raise WorkerError(f"{what} of sub-env {_bad_row(owned)} is not finite")
+            return owned
+
+        return tree_map(pick, observation, self._observation_leaves, final)
+
+    def _own_info(self, value: Any, key: str) -> Array:
+        owned = np.array(value)
+        if owned.ndim == 0 or len(owned) != self._num_envs:
+            raise ShapeError(f"info[{key!r}] has shape {list(owned.shape)}, [{self._num_envs}, ...] expected")
+        return owned
+
+
+def _bad_row(array: Array) -> int:
+    return int(np.argwhere(~np.isfinite(array))[0][0])
+
+
+def _as_dict(ret: EnvRet) -> dict[str, Any]:
+    return {name: getattr(ret, name) for name in EnvRet.__slots__}

@@ -1,0 +1,1 @@
+"""Mathematics of tensors: pure functions and small values, each with its source."""

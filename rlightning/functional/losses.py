@@ -1,0 +1,81 @@
+"""Losses of policy-gradient methods and the numbers that tell how an update went.
+
+Everything is over rows: [B]. ``log_ratio`` is log pi_new(a|s) - log pi_old(a|s).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def clipped_policy_loss(ratio: Tensor, advantages: Tensor, clip_range: float) -> Tensor:
+    """Clipped surrogate of PPO (Schulman et al. 2017, eq. 7), negated: smaller is better.
+
+    Args:
+        ratio: pi_new(a|s) / pi_old(a|s), [B].
+        advantages: [B].
+        clip_range: How far the ratio may move from 1 with profit.
+
+    Returns:
+        Mean over the rows, a scalar.
+    """
+    clipped = ratio.clamp(1.0 - clip_range, 1.0 + clip_range)
+    return -torch.minimum(ratio * advantages, clipped * advantages).mean()
+
+
+def value_loss(values: Tensor, returns: Tensor, old_values: Tensor | None = None, clip: float | None = None) -> Tensor:
+    """Mean squared error of the values, optionally with PPO's clipping.
+
+    With clipping, a value that moved further than ``clip`` from ``old_values`` gains nothing by having moved
+    (the larger of the two errors counts; from OpenAI Baselines, ppo2).
+
+    Args:
+        values: V(s) now, [B].
+        returns: What V(s) should be, [B].
+        old_values: V(s) before the update, [B]; needed with ``clip``.
+        clip: Largest useful change, in units of the return; None means no clipping.
+
+    Returns:
+        Mean over the rows, a scalar. There is no factor one half.
+    """
+    error = (values - returns).square()
+    if clip is not None and old_values is not None:
+        held = old_values + (values - old_values).clamp(-clip, clip)
+        error = torch.maximum(error, (held - returns).square())
+    return error.mean()
+
+
+def normalized(advantages: Tensor) -> Tensor:
+    """Advantages with mean 0 and standard deviation 1, [B]; a single row is returned as it is.
+
+    One row has no spread: its normalised value would be 0/0 or, without the mean, nothing but a sign.
+    """
+    if advantages.numel() < 2:
+        return advantages
+    std, mean = torch.std_mean(advantages)
+    return (advantages - mean) / (std + 1e-8)
+
+
+def approximate_kl(log_ratio: Tensor) -> Tensor:
+    """Estimate KL(old || new) from samples of the old policy: mean of (r - 1) - log r, never negative.
+
+    Source: Schulman, "Approximating KL divergence" (2020), estimator k3.
+    """
+    return (torch.expm1(log_ratio) - log_ratio).mean()
+
+
+def clip_fraction(ratio: Tensor, clip_range: float) -> Tensor:
+    """Part of the rows whose ratio is further than ``clip_range`` from 1, a scalar in [0, 1]."""
+    return ((ratio - 1.0).abs() > clip_range).to(ratio.dtype).mean()
+
+
+def explained_variance(values: Tensor, returns: Tensor) -> Tensor:
+    """Part of the variance of the returns that the values explain: 1 is perfect, 0 no better than a constant.
+
+    Returns:
+        A scalar, at most 1; 0 where the returns do not vary, since there is nothing to explain.
+    """
+    spread = returns.var(correction=0)
+    unexplained = (returns - values).var(correction=0)
+    return torch.where(spread > 0, 1.0 - unexplained / spread, torch.zeros_like(spread))

@@ -1,0 +1,20 @@
+"""How an option changes over a run."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Schedule = Literal["constant", "linear"]
+
+
+def anneal(schedule: Schedule, progress: float) -> float:
+    """Factor for the starting value of an option after a part of the run.
+
+    Args:
+        schedule: "constant" is 1 throughout; "linear" goes from 1 to 0.
+        progress: Part of the run that is over; clamped to [0, 1].
+
+    >>> anneal("linear", 50 / 100)
+    0.5
+    """
+    return 1.0 if schedule == "constant" else 1.0 - min(max(progress, 0.0), 1.0)

@@ -1,0 +1,211 @@
+"""From a configuration to the parts of a run. Options are read here, once, and become objects."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlightning.buffer.data_buffer import DataBuffer
+from rlightning.buffer.shard import BufferShard
+from rlightning.config import Config, EnvConfig
+from rlightning.engine.base_engine import BaseEngine
+from rlightning.engine.eval_engine import EvalEngine
+from rlightning.engine.evaluation import Evaluator, eval_env_counts
+from rlightning.engine.recorder import Recorder
+from rlightning.engine.sync_engine import RslEngine, SyncEngine
+from rlightning.env.env_group import EnvGroup
+from rlightning.env.env_worker import EnvWorker
+from rlightning.policy.base_policy import PolicyRole
+from rlightning.policy.policy_group import PolicyGroup
+from rlightning.registry import lookup
+from rlightning.runtime.spawn import WorkerPool, WorkerSetup, WorkerSpec
+from rlightning.types import EnvMeta
+
+ENGINES: dict[str, type[BaseEngine]] = {"syncrl": SyncEngine, "rsl": RslEngine, "eval": EvalEngine}
+"""Loops by ``engine``."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunContext:
+    """What the parts of a run are given besides the configuration.
+
+    Attributes:
+        recorder: Takes metrics and checkpoints.
+        log_dir: Folder of the log files of all processes.
+    """
+
+    recorder: Recorder | None = None
+    log_dir: Path | None = None
+
+
+current_run: ContextVar[RunContext] = ContextVar("current_run", default=RunContext())  # noqa: B039 (it is frozen)
+"""Set by ``launch``, so that a script need not pass it on."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPlan:
+    """Every worker of a run, before any is started.
+
+    Attributes:
+        env: Env workers for training, by env id.
+        eval_env: Env workers for evaluation.
+        train: Train policies.
+        eval: Eval policies.
+        buffer: Buffer shards.
+    """
+
+    env: list[WorkerSpec]
+    eval_env: list[WorkerSpec]
+    train: list[WorkerSpec]
+    eval: list[WorkerSpec]
+    buffer: list[WorkerSpec]
+
+    def all(self) -> list[WorkerSpec]:
+        """List all workers in the order in which they start."""
+        return [*self.env, *self.eval_env, *self.train, *self.eval, *self.buffer]
+
+
+def plan_workers(config: Config) -> WorkerPlan:
+    """Say which workers a run has; starts nothing."""
+    return WorkerPlan(
+        env=_train_env_specs(config),
+        eval_env=_eval_env_specs(config),
+        train=_policy_specs(config, PolicyRole.TRAIN),
+        eval=_policy_specs(config, PolicyRole.EVAL),
+        buffer=_buffer_specs(config),
+    )
+
+
+def build_env_group(config: Config) -> EnvGroup:
+    """Start the env workers that training steps."""
+    return _env_group(config, _train_env_specs(config))
+
+
+def build_eval_env_group(config: Config) -> EnvGroup:
+    """Start the env workers of evaluations."""
+    return _env_group(config, _eval_env_specs(config))
+
+
+def build_policy_group(config: Config, env_meta: EnvMeta) -> PolicyGroup:
+    """Start and initialise the policies.
+
+    Args:
+        config: The whole configuration.
+        env_meta: ``EnvGroup.env_meta``: the spaces that the networks must fit.
+    """
+    pool = _pool(config)
+    learners = _policy_specs(config, PolicyRole.TRAIN)
+    workers = pool.start([*learners, *_policy_specs(config, PolicyRole.EVAL)])
+    group = PolicyGroup(
+        workers[: len(learners)],
+        workers[len(learners) :],
+        config.policy,
+        seed=config.seed,
+        call_timeout_s=config.cluster.call_timeout_s,
+        on_shutdown=pool.stop,
+    )
+    group.init_weight_buffer()
+    group.init(config.train, env_meta, config.evaluation)
+    return group
+
+
+def build_data_buffer(config: Config) -> DataBuffer:
+    """Start the shards of the data buffer."""
+    pool = _pool(config)
+    shards = pool.start(_buffer_specs(config))
+    return DataBuffer(shards, call_timeout_s=config.cluster.call_timeout_s, on_close=pool.stop)
+
+
+def build_engine(
+    config: Config,
+    env_group: EnvGroup,
+    policy_group: PolicyGroup,
+    data_buffer: DataBuffer,
+    *,
+    recorder: Recorder | None = None,
+) -> BaseEngine:
+    """Put the parts together.
+
+    Args:
+        config: The whole configuration.
+        env_group: Envs to train on.
+        policy_group: Initialised policies.
+        data_buffer: Where collected data go.
+        recorder: Takes metrics and checkpoints; None means that of ``launch``, and without one nothing is kept.
+    """
+    policy_group.init_router([info.node for info in env_group.infos()])
+    evaluator = Evaluator(
+        build_eval_env_group(config), policy_group, config.evaluation, config.train.max_eval_rollout_steps
+    )
+    return ENGINES[config.engine](
+        config,
+        env_group,
+        policy_group,
+        data_buffer,
+        evaluator=evaluator,
+        recorder=recorder if recorder is not None else current_run.get().recorder,
+    )
+
+
+def assemble(config: Config, *, recorder: Recorder | None = None) -> BaseEngine:
+    """Build all parts of a run and the engine that runs it; close the engine at the end."""
+    env_group = build_env_group(config)
+    policy_group = build_policy_group(config, env_group.env_meta)
+    data_buffer = build_data_buffer(config)
+    return build_engine(config, env_group, policy_group, data_buffer, recorder=recorder)
+
+
+def _pool(config: Config) -> WorkerPool:
+    cluster = config.cluster
+    remote = [spec for spec in plan_workers(config).all() if spec.remote]
+    return WorkerPool(
+        cluster.ray_address,
+        WorkerSetup(config.train.torch_threads, current_run.get().log_dir, config.log.level),
+        start_timeout_s=cluster.start_timeout_s,
+        total_cpus=sum(spec.num_cpus for spec in remote),
+        total_gpus=sum(spec.num_gpus for spec in remote),
+    )
+
+
+def _env_group(config: Config, specs: list[WorkerSpec]) -> EnvGroup:
+    pool = _pool(config)
+    return EnvGroup(pool.start(specs), call_timeout_s=config.cluster.call_timeout_s, on_close=pool.stop)
+
+
+def _train_env_specs(config: Config) -> list[WorkerSpec]:
+    kinds = [kind for kind in config.env for _ in range(kind.num_workers)]
+    return [_env_spec(config, kind, index, config.seed, "train") for index, kind in enumerate(kinds)]
+
+
+def _eval_env_specs(config: Config) -> list[WorkerSpec]:
+    counts = eval_env_counts(config.evaluation, config.env)
+    kinds = [kind.model_copy(update={"num_envs": count}) for kind, count in zip(config.env, counts, strict=True)]
+    return [_env_spec(config, kind, index, config.evaluation.seed, "eval") for index, kind in enumerate(kinds)]
+
+
+def _env_spec(config: Config, kind: EnvConfig, index: int, seed: int, purpose: str) -> WorkerSpec:
+    name = f"env[{index}]" if purpose == "train" else f"eval_env[{index}]"
+    args = (lookup("simulator", kind.backend), kind, index, seed, purpose)
+    return WorkerSpec(EnvWorker, args, name, config.cluster.remote_env, kind.num_cpus, kind.num_gpus)
+
+
+def _policy_specs(config: Config, role: PolicyRole) -> list[WorkerSpec]:
+    policy, cluster = config.policy, config.cluster
+    if role is PolicyRole.TRAIN:
+        count, remote = cluster.train_worker_num, cluster.remote_train
+        cpus, gpus = policy.train_num_cpus, policy.train_num_gpus
+    else:
+        count, remote = cluster.eval_worker_num, cluster.remote_eval
+        cpus, gpus = policy.eval_num_cpus, policy.eval_num_gpus
+    args = (policy, role)
+    cls = lookup("policy", policy.type)
+    return [WorkerSpec(cls, args, f"{role.value}[{index}]", remote, cpus, gpus) for index in range(count)]
+
+
+def _buffer_specs(config: Config) -> list[WorkerSpec]:
+    num_envs = [kind.num_envs for kind in config.env for _ in range(kind.num_workers)]
+    capacity = config.buffer.capacity or config.train.max_rollout_steps
+    args = (lookup("buffer", config.buffer.type), capacity, num_envs)
+    remote = config.cluster.remote_storage
+    return [WorkerSpec(BufferShard, args, f"buffer[{i}]", remote) for i in range(config.cluster.buffer_worker_num)]

@@ -1,0 +1,209 @@
+"""What a configuration would do: who would run where, what would be sent to whom, and how much of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from rlightning.config import Config
+from rlightning.env.env_worker import EnvWorker
+from rlightning.launch.assemble import WorkerPlan, plan_workers
+from rlightning.launch.load import LoadedConfig
+from rlightning.observability.run_folder import to_yaml
+from rlightning.policy.base_policy import BasePolicy, PolicyRole
+from rlightning.registry import lookup
+from rlightning.runtime.spawn import WorkerSpec
+from rlightning.types import EnvMeta
+from rlightning.types.tree import tree_leaves
+
+_UNITS = ("B", "kB", "MB", "GB", "TB")
+_COLUMN_BYTES = 4 + 3 + 8
+"""Reward (float32), three flags, and the version (int64) of one transition."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How large the traffic of a run is.
+
+    Attributes:
+        observation: Bytes of one observation.
+        action: Bytes of one action.
+        weights: Bytes of all that acts: parameters and buffers.
+        parameters: Trainable numbers.
+    """
+
+    observation: int
+    action: int
+    weights: int
+    parameters: int
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """Data that travel from one kind of worker to another.
+
+    Attributes:
+        what: The data.
+        sender, receiver: Who.
+        transport: How.
+        num_bytes: Bytes per epoch, of all senders to all receivers.
+    """
+
+    what: str
+    sender: str
+    receiver: str
+    transport: str
+    num_bytes: int
+
+
+def show_plan(loaded: LoadedConfig, console: Console) -> None:
+    """Print all about a configuration; one env and one policy are built here to learn their sizes, nothing else.
+
+    Raises:
+        ConfigError: If an env cannot be built as it is configured.
+        UnsupportedSpace: If the policy cannot serve the env.
+    """
+    config, plan = loaded.config, plan_workers(loaded.config)
+    meta = env_meta(plan)
+    sizes = measure(config, meta)
+    console.print(f"[bold]configuration[/] of {escape(loaded.preset)}\n")
+    console.print(to_yaml(config), markup=False, soft_wrap=True)
+    console.print("[bold]who runs where[/]\n")
+    console.print(_workers_table(plan, config))
+    console.print("\n[bold]what is sent to whom[/], per epoch\n")
+    console.print(_flows_table(flows(config, plan, sizes)))
+    console.print("\n[bold]sizes[/]\n")
+    console.print(_sizes_table(config, meta, sizes))
+
+
+def env_meta(plan: WorkerPlan) -> EnvMeta:
+    """Build one env with a single row and ask it for its spaces."""
+    env_class, kind, *rest = plan.env[0].args
+    worker = EnvWorker(env_class, kind.model_copy(update={"num_envs": 1}), *rest)
+    try:
+        return worker.get_meta()
+    finally:
+        worker.close()
+
+
+def measure(config: Config, meta: EnvMeta) -> Sizes:
+    """Build the policy on the CPU and measure it and the spaces of the env."""
+    on_cpu = config.policy.model_copy(update={"train_num_gpus": 0.0, "eval_num_gpus": 0.0})
+    policy: BasePolicy = lookup("policy", config.policy.type)(on_cpu, PolicyRole.EVAL)
+    policy.init_eval(config.evaluation, meta)
+    tensors = [tensor for module in policy.get_trainable_parameters().values() for tensor in module.values()]
+    return Sizes(
+        observation=space_bytes(meta.observation_space),
+        action=space_bytes(meta.action_space),
+        weights=sum(tensor.numel() * tensor.element_size() for tensor in tensors),
+        parameters=sum(parameter.numel() for parameter in policy.parameters() if parameter.requires_grad),
+    )
+
+
+def space_bytes(space: gym.Space[Any]) -> int:
+    """Count the bytes of one element; float64 travels as float32.
+
+    >>> space_bytes(gym.spaces.Box(-1, 1, (3,), np.float64))
+    12
+    """
+    leaves = [np.asarray(leaf) for leaf in tree_leaves(space.sample())]
+    return sum(leaf.size * min(leaf.itemsize, 4) if leaf.dtype.kind == "f" else leaf.nbytes for leaf in leaves)
+
+
+def flows(config: Config, plan: WorkerPlan, sizes: Sizes) -> list[Flow]:
+    """List what travels in one epoch."""
+    rows = config.train.max_rollout_steps * config.num_envs
+    transition = 2 * sizes.observation + sizes.action + _COLUMN_BYTES
+    envs, actors, learners, shards = (_names(part) for part in (plan.env, plan.eval, plan.train, plan.buffer))
+
+    def flow(what: str, sender: str, sent: list[WorkerSpec], receiver: str, got: list[WorkerSpec], size: int) -> Flow:
+        return Flow(what, sender, receiver, _transport(sent, got), size)
+
+    return [
+        flow("observations", envs, plan.env, actors, plan.eval, rows * sizes.observation),
+        flow("actions", actors, plan.eval, envs, plan.env, rows * sizes.action),
+        flow(
+            "observations and rewards", envs, plan.env, shards, plan.buffer, rows * (sizes.observation + _COLUMN_BYTES)
+        ),
+        flow("actions and their extras", actors, plan.eval, shards, plan.buffer, rows * sizes.action),
+        flow("transitions", shards, plan.buffer, learners, plan.train, rows * transition),
+        flow("weights", learners, plan.train, actors, plan.eval, sizes.weights * len(plan.eval)),
+    ]
+
+
+def _transport(senders: Sequence[WorkerSpec], receivers: Sequence[WorkerSpec]) -> str:
+    remote = any(spec.remote for spec in (*senders, *receivers))
+    return "Ray's object store" if remote else "in memory"
+
+
+def _names(specs: Sequence[WorkerSpec]) -> str:
+    """Name workers of one kind together: ``env[0..7]``."""
+    role = specs[0].name.partition("[")[0]
+    return f"{role}[0]" if len(specs) == 1 else f"{role}[0..{len(specs) - 1}]"
+
+
+def _workers_table(plan: WorkerPlan, config: Config) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name in ("worker", "runs in", "CPUs", "GPUs"):
+        table.add_column(name, justify="right" if name in ("CPUs", "GPUs") else "left")
+    table.add_row("controller", "this process", "", "")
+    ray = "a Ray of its own" if config.cluster.ray_address == "local" else f"Ray at {config.cluster.ray_address}"
+    for part in (plan.env, plan.eval_env, plan.train, plan.eval, plan.buffer):
+        for _, group in groupby(part, key=lambda spec: (spec.remote, spec.num_cpus, spec.num_gpus)):
+            specs = list(group)
+            first, each = specs[0], " each" if len(specs) > 1 else ""
+            last = f"..{specs[-1].name.partition('[')[2]}" if each else ""
+            name = first.name.removesuffix("]") + last if each else first.name
+            place = f"{'processes' if each else 'a process'} on {ray}" if first.remote else "this process"
+            cpus = f"{first.num_cpus:g}{each}" if first.remote else ""
+            gpus = f"{first.num_gpus:g}{each}" if first.num_gpus else ""
+            table.add_row(escape(name), place, cpus, gpus)
+    return table
+
+
+def _flows_table(found: Sequence[Flow]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name in ("what", "from", "to", "how"):
+        table.add_column(name)
+    table.add_column("size", justify="right")
+    for flow in found:
+        table.add_row(flow.what, escape(flow.sender), escape(flow.receiver), flow.transport, readable(flow.num_bytes))
+    return table
+
+
+def _sizes_table(config: Config, meta: EnvMeta, sizes: Sizes) -> Table:
+    rows = config.train.max_rollout_steps * config.num_envs
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column()
+    table.add_column()
+    for label, text in (
+        ("observation space", str(meta.observation_space)),
+        ("action space", str(meta.action_space)),
+        ("parameters", f"{sizes.parameters:,}"),
+        ("weights and normalisers", readable(sizes.weights)),
+        ("env steps per epoch", f"{rows:,} = {config.train.max_rollout_steps} steps x {config.num_envs} sub-envs"),
+        ("env steps of the run", f"{rows * config.train.max_epochs:,} = {config.train.max_epochs:,} epochs"),
+    ):
+        table.add_row(label, escape(text))
+    return table
+
+
+def readable(num_bytes: float) -> str:
+    """Write a number of bytes with a unit.
+
+    >>> readable(1234567)
+    '1.23 MB'
+    """
+    for unit in _UNITS:
+        if num_bytes < 1000 or unit == _UNITS[-1]:
+            return f"{num_bytes:.3g} {unit}"
+        num_bytes /= 1000
+    raise AssertionError("the last unit takes any size")

@@ -1,0 +1,210 @@
+"""Evaluation of a finished or running run: whole episodes, and a video of one."""
+
+from __future__ import annotations
+
+import ctypes.util
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from rlightning.config import Config, EnvConfig
+from rlightning.device import available_gpus
+from rlightning.engine.base_engine import BaseEngine
+from rlightning.engine.recorder import CheckpointFolder
+from rlightning.env.env_worker import EnvWorker, Episode
+from rlightning.errors import CheckpointError, MissingDependency, RLightningError
+from rlightning.launch.assemble import assemble
+from rlightning.launch.load import load_config
+from rlightning.observability.logs import log_to_console
+from rlightning.observability.run_folder import RunFolder
+from rlightning.registry import lookup
+from rlightning.runtime import LocalFuture
+from rlightning.types import BatchedData
+
+_LONGEST_VIDEO_STEPS = 10_000
+_LONGEST_PROBE_S = 20.0
+_GL_BACKENDS = {"egl": "EGL", "osmesa": "OSMesa"}
+"""Values of MUJOCO_GL that need no screen, the quicker one first, and the library of each."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvalRequest:
+    """What ``rlightning eval`` was asked.
+
+    Attributes:
+        run: Folder of the run.
+        checkpoint: "best", "last", or the folder of a checkpoint.
+        episodes: Episodes; None means those of the configuration.
+        video: File to write one episode to.
+        sampled: Sample actions.
+        seed: Seed of the episodes; None means that of the configuration.
+        fps: Frames per second of the video.
+    """
+
+    run: Path
+    checkpoint: str = "best"
+    episodes: int | None = None
+    video: Path | None = None
+    sampled: bool = False
+    seed: int | None = None
+    fps: int = 30
+
+
+def evaluate_run(request: EvalRequest, console: Console) -> None:
+    """Evaluate the policy of a run, print what came out, and write the video if one was asked for.
+
+    Raises:
+        CheckpointError: If there is no such run or checkpoint.
+        ConfigError: If the run's configuration cannot be loaded.
+    """
+    run = RunFolder.open(request.run)
+    checkpoint = _find_checkpoint(run, request.checkpoint)
+    config = _for_evaluation(load_config(str(run.config_path)).config, request)
+    log_to_console(config.log.level)
+    if request.video is not None:
+        choose_gl_backend()
+    with assemble(config) as engine:
+        engine.resume(checkpoint)
+        result = engine.run().evaluation
+        assert result is not None
+        metrics, returns = result.metrics(), [episode.return_ for episode in result.episodes]
+        how = "most likely actions" if config.evaluation.deterministic else "sampled actions"
+        console.print(f"checkpoint  {checkpoint.resolve().name} of {run.name}, {how}", soft_wrap=True)
+        console.print(f"episodes    {len(returns)}")
+        console.print(
+            f"return      {metrics['eval/return_mean']:.2f} ± {metrics['eval/return_std']:.2f} (mean and std)"
+        )
+        console.print(f"            {min(returns):.2f} to {max(returns):.2f}")
+        console.print(f"length      {metrics['eval/length_mean']:.1f} steps")
+        if request.video is not None:
+            episode = record_episode(engine, config, request.video, request.fps)
+            console.print(
+                f"video       {request.video}: return {episode.return_:.2f}, {episode.length} steps", soft_wrap=True
+            )
+
+
+def record_episode(engine: BaseEngine, config: Config, path: Path, fps: int) -> Episode:
+    """Play one episode with the policy of an engine and write it as a video.
+
+    Returns:
+        The episode that is seen.
+
+    Raises:
+        RLightningError: If the env cannot be drawn, or the episode does not end.
+    """
+    import imageio.v2 as imageio
+
+    kind = _drawable(config.env[0])
+    worker = EnvWorker(lookup("simulator", kind.backend), kind, 0, config.evaluation.seed, "eval")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    writer: Any = imageio.get_writer
+    options: dict[str, Any] = {"fps": fps, "macro_block_size": 2} if path.suffix == ".mp4" else {"fps": fps, "loop": 0}
+    try:
+        env_ret = worker.reset()
+        frame = _frame(worker, kind)
+        with writer(path, **options) as video:
+            video.append_data(frame)
+            for _ in range(_LONGEST_VIDEO_STEPS):
+                responses = engine.policy_group.rollout_batch(
+                    BatchedData([0], [LocalFuture(env_ret)]),
+                    evaluation=True,
+                    deterministic=config.evaluation.deterministic,
+                )
+                env_ret = worker.step(responses.items[0].result())
+                episodes = worker.pop_episodes()
+                if episodes:
+                    return episodes[0]
+                video.append_data(_frame(worker, kind))
+    finally:
+        worker.close()
+    raise RLightningError(f"the episode did not end within {_LONGEST_VIDEO_STEPS} steps: set env.max_episode_steps")
+
+
+def choose_gl_backend() -> None:
+    """Let MuJoCo draw without a screen: set MUJOCO_GL where it is unset and there is no screen.
+
+    A backend is tried in a process of its own, since the choice cannot be changed in this one afterwards.
+    """
+    has_screen = bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+    if not sys.platform.startswith("linux") or has_screen or "MUJOCO_GL" in os.environ:
+        return
+    for backend, library in _GL_BACKENDS.items():
+        if ctypes.util.find_library(library) and _can_draw(backend):
+            os.environ["MUJOCO_GL"] = backend
+            return
+
+
+def _can_draw(backend: str) -> bool:
+    program = "import mujoco; mujoco.GLContext(8, 8).make_current()"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "MUJOCO_GL": backend},
+            capture_output=True,
+            timeout=_LONGEST_PROBE_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0
+
+
+def _find_checkpoint(run: RunFolder, wanted: str) -> Path:
+    folder = CheckpointFolder(run.checkpoints)
+    if wanted == "best":
+        return folder.best() or folder.last()
+    if wanted == "last":
+        return folder.last()
+    for path in (Path(wanted), run.checkpoints / wanted):
+        if path.is_dir():
+            return path
+    raise CheckpointError(f"there is no checkpoint {wanted!r}; {run.checkpoints} lists those of the run")
+
+
+def _for_evaluation(config: Config, request: EvalRequest) -> Config:
+    """Change a run's configuration so that this process, on whatever machine, evaluates it."""
+    asked = {
+        "episodes": request.episodes,
+        "seed": request.seed,
+        "deterministic": False if request.sampled else None,
+    }
+    evaluation = config.evaluation.model_copy(update={key: value for key, value in asked.items() if value is not None})
+    local = dict.fromkeys(("remote_env", "remote_eval", "remote_storage", "remote_train"), False)
+    policy = config.policy
+    if not available_gpus():
+        policy = policy.model_copy(update={"train_num_gpus": 0.0, "eval_num_gpus": 0.0})
+    one_each = {"num_workers": 1, "num_envs": 1}
+    return config.model_copy(
+        update={
+            "engine": "eval",
+            "evaluation": evaluation,
+            "policy": policy,
+            "cluster": config.cluster.model_copy(update={**local, "eval_worker_num": 1}),
+            # Training envs are just asked for their spaces.
+            "env": [kind.model_copy(update=one_each) for kind in config.env],
+        }
+    )
+
+
+def _drawable(kind: EnvConfig) -> EnvConfig:
+    """Ask Gymnasium's envs for pictures; other simulators are drawn as they are."""
+    kwargs = {"render_mode": "rgb_array", **kind.env_kwargs} if kind.backend == "gymnasium" else kind.env_kwargs
+    return kind.model_copy(update={"num_workers": 1, "num_envs": 1, "env_kwargs": kwargs})
+
+
+def _frame(worker: EnvWorker, kind: EnvConfig) -> Any:
+    try:
+        frame = worker.render()
+    except (AttributeError, RuntimeError, OSError, ImportError) as error:
+        raise MissingDependency(
+            f"{kind.name} cannot be drawn here: {type(error).__name__}: {error}; without a screen it needs libEGL or "
+            f"libOSMesa (packages libegl1 or libosmesa6), and MUJOCO_GL set to egl or osmesa"
+        ) from error
+    if frame is None:
+        raise RLightningError(f"{kind.name} cannot be drawn: its render() gives no picture")
+    return frame

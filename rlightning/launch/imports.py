@@ -1,0 +1,104 @@
+"""A user's own modules, named under ``imports:``."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import itertools
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from rlightning.errors import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """What one entry of ``imports`` brought.
+
+    Attributes:
+        entry: The entry, with the path of a file made absolute, so that it works from any folder.
+        module: The module.
+        from_file: Whether it was loaded from the path of a file: workers cannot import it by its name.
+    """
+
+    entry: str
+    module: ModuleType
+    from_file: bool
+
+
+def load_imports(entries: Sequence[str]) -> tuple[list[Imported], list[Problem]]:
+    """Load modules so that they register what they bring; each once in the life of a process.
+
+    Args:
+        entries: Dotted names, found from the current folder too, or paths of ``.py`` files.
+
+    Returns:
+        What was loaded, and a problem for each entry that was not.
+    """
+    loaded, problems = [], []
+    for index, entry in enumerate(entries):
+        try:
+            loaded.append(_load(entry))
+        except Exception as error:
+            # User code may raise anything; it is one problem among the others of the configuration.
+            problems.append(Problem(f"imports.{index}", f"cannot import {entry!r}: {_describe(error)}"))
+    return loaded, problems
+
+
+def _load(entry: str) -> Imported:
+    if not entry.endswith(".py"):
+        if str(Path.cwd()) not in sys.path and "" not in sys.path:
+            sys.path.insert(0, str(Path.cwd()))
+        return Imported(entry, importlib.import_module(entry), from_file=False)
+    path = Path(entry).expanduser().resolve()
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    present = _module_of(path)
+    if present is None:
+        return Imported(str(path), _load_file(path), from_file=True)
+    return Imported(str(path), present, from_file=present.__name__ != "__main__")
+
+
+def _module_of(path: Path) -> ModuleType | None:
+    """Find the module that was loaded from a file, the program itself among them."""
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str) and os.path.basename(file) == path.name and Path(file).resolve() == path:  # noqa: PTH119
+            return module
+    return None
+
+
+def _load_file(path: Path) -> ModuleType:
+    stem = path.stem.replace(".", "_")
+    name = next(name for name in (stem, *(f"{stem}_{n}" for n in itertools.count(2))) if _is_free(name, path))
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _is_free(name: str, path: Path) -> bool:
+    """Tell whether a module name means nothing else than the file at ``path``."""
+    found = None if name in sys.modules else importlib.util.find_spec(name)
+    return name not in sys.modules and (found is None or found.origin == str(path))
+
+
+def _describe(error: Exception) -> str:
+    """Say what went wrong, and where in the user's code if it went wrong there."""
+    frames = traceback.extract_tb(error.__traceback__)
+    last = frames[-1] if frames else None
+    inside = last is not None and not last.filename.startswith("<frozen") and Path(last.filename) != Path(__file__)
+    where = f" ({last.filename}:{last.lineno})" if last is not None and inside else ""
+    return f"{type(error).__name__}: {error}{where}"

@@ -1,0 +1,137 @@
+"""A run from its folder to its curve, and the entry point of a user's script."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from rlightning.checkpoint import load_state
+from rlightning.config import Config
+from rlightning.engine.recorder import CheckpointFolder, FolderRecorder
+from rlightning.errors import ConfigError
+from rlightning.launch.assemble import RunContext, assemble, current_run
+from rlightning.launch.load import LoadedConfig, load_config
+from rlightning.launch.problems import EXIT_BAD_CONFIG, EXIT_INTERRUPTED, print_problems
+from rlightning.observability.curve import draw_curve
+from rlightning.observability.logs import log_to_console
+from rlightning.observability.progress import ProgressDisplay
+from rlightning.observability.run_folder import RunFolder
+from rlightning.observability.sinks import read_metrics
+
+
+@contextmanager
+def open_run(run: RunFolder, *, first_epoch: int = 0, resumed_at: int | None = None) -> Iterator[None]:
+    """Record all that is built inside in the folder of a run; at the end the learning curve is drawn.
+
+    Args:
+        run: The folder.
+        first_epoch: Epochs that are done already.
+        resumed_at: Env steps of the checkpoint that the run goes on from; None for a new run.
+    """
+    config = run.config
+    log_to_console(config.log.level)
+    sink = run.open_sinks(resumed_at)
+    with ProgressDisplay(config.train.max_epochs, first_epoch, enabled=config.log.progress) as progress:
+        recorder = FolderRecorder(sink, run.checkpoints, config.train.keep_checkpoints, progress.update)
+        token = current_run.set(RunContext(recorder, run.logs))
+        try:
+            yield
+        finally:
+            current_run.reset(token)
+            sink.close()
+            draw_curve(read_metrics(run.metrics_path), run.curve_path, run.name)
+
+
+def train(loaded: LoadedConfig, console: Console | None = None) -> RunFolder:
+    """Run a configuration in a new folder and say where everything is.
+
+    Raises:
+        KeyboardInterrupt: After Ctrl-C; the folder holds a checkpoint then.
+    """
+    run = RunFolder.create(loaded.config, loaded.preset)
+    with _told(run, console or Console()), open_run(run), assemble(run.config) as engine:
+        engine.run()
+    return run
+
+
+def resume(run: RunFolder, console: Console | None = None) -> RunFolder:
+    """Go on with a run from its newest whole checkpoint, in the same folder.
+
+    Raises:
+        CheckpointError: If there is none, or it does not fit the configuration.
+    """
+    checkpoint = CheckpointFolder(run.checkpoints).last()
+    counters = load_state(checkpoint, ["engine"])["engine"]
+    recording = open_run(run, first_epoch=counters["epoch"], resumed_at=counters["env_steps"])
+    with _told(run, console or Console()), recording, assemble(run.config) as engine:
+        engine.resume(checkpoint)
+        engine.run()
+    return run
+
+
+def launch(
+    main_func: Callable[[Config], Any],
+    config_path: Path | str,
+    overrides: Sequence[str] | None = None,
+    *,
+    console: Console | None = None,
+) -> None:
+    """Run a script: read its configuration, record it in a run folder, and end with an exit code that says how it went.
+
+    Args:
+        main_func: Takes the configuration, builds the parts and runs them.
+        config_path: A YAML file, or the name of a preset.
+        overrides: ``key=value`` arguments; None takes those of the command line.
+        console: Where to say what; None means the terminal.
+
+    Raises:
+        SystemExit: With 2 if the configuration is wrong, 130 after Ctrl-C. Other errors pass as they are.
+    """
+    console = console or Console()
+    try:
+        loaded = load_config(str(config_path), list(sys.argv[1:]) if overrides is None else list(overrides))
+        run = RunFolder.create(loaded.config, loaded.preset)
+        with _told(run, console), open_run(run):
+            main_func(run.config)
+    except ConfigError as error:
+        print_problems(error)
+        raise SystemExit(EXIT_BAD_CONFIG) from error
+    except KeyboardInterrupt as error:
+        raise SystemExit(EXIT_INTERRUPTED) from error
+
+
+@contextmanager
+def _told(run: RunFolder, console: Console) -> Iterator[None]:
+    """Say at the end, also after Ctrl-C, where the checkpoint and the curve are and how to go on."""
+    interrupted = False
+    try:
+        yield
+    except KeyboardInterrupt:
+        interrupted = True
+        raise
+    finally:
+        folder = _short(run.path)
+        checkpoints = CheckpointFolder(run.checkpoints)
+        if (run.checkpoints / "last").exists():
+            lines = [("checkpoint", _short(checkpoints.path / "last"))]
+            if (run.checkpoints / "best").exists():
+                lines.append(("best so far", _short(checkpoints.path / "best")))
+            if interrupted:
+                lines.append(("go on", f"rlightning resume {folder}"))
+            lines.append(("watch it", f"rlightning eval {folder} --video {folder}/policy.mp4"))
+            if run.curve_path.exists():
+                lines.append(("learning curve", _short(run.curve_path)))
+            console.print()
+            for label, text in lines:
+                console.print(f"[bold]{label:>14}[/]  {escape(text)}", soft_wrap=True, highlight=False)
+
+
+def _short(path: Path) -> str:
+    """Write a path relative to the current folder where it lies inside."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

@@ -1,0 +1,112 @@
+"""What the options allow and this version does not do yet, or what does not go together.
+
+Each entry is refused by name before anything starts. An entry is deleted when its feature arrives.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rlightning.config import Config
+from rlightning.errors import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """An option, when it is refused, and why."""
+
+    path: str
+    refused: Callable[[Config], bool]
+    message: str
+
+
+_NOT_YET = (
+    _Rule(
+        "cluster.train_worker_num",
+        lambda config: config.cluster.train_worker_num > 1,
+        "several train policies are not in this version; use 1",
+    ),
+    _Rule(
+        "cluster.buffer_worker_num",
+        lambda config: config.cluster.buffer_worker_num > 1,
+        "several buffer shards are not in this version; use 1",
+    ),
+    _Rule(
+        "cluster.is_colocated",
+        lambda config: config.cluster.is_colocated,
+        "colocated train and eval policies are not in this version; use false",
+    ),
+    _Rule(
+        "cluster.enable_offload",
+        lambda config: config.cluster.enable_offload,
+        "moving models to host memory is not in this version; use false",
+    ),
+    _Rule(
+        "cluster.placement.mode",
+        lambda config: config.cluster.placement.mode == "manual",
+        "manual placement is not in this version; use auto",
+    ),
+    _Rule(
+        "cluster.resource_pool",
+        lambda config: bool(config.cluster.resource_pool),
+        "resource pools are not in this version; remove it",
+    ),
+    _Rule(
+        "policy.rollout_mode",
+        lambda config: config.policy.rollout_mode == "async",
+        "coroutines as rollout_step are not in this version; use sync",
+    ),
+    _Rule(
+        "policy.weight_buffer.buffer_strategy",
+        lambda config: config.policy.weight_buffer.buffer_strategy != "None",
+        'weight buffers are not in this version; use "None"',
+    ),
+    _Rule(
+        "policy.weight_buffer.type",
+        lambda config: config.policy.weight_buffer.type != "WeightBuffer",
+        "other weight buffers are not in this version; use WeightBuffer",
+    ),
+    _Rule(
+        "train.parallel",
+        lambda config: config.train.parallel == "ddp",
+        "data-parallel training is not in this version; use none",
+    ),
+)
+
+_CONTRADICTIONS = (
+    _Rule(
+        "buffer.capacity",
+        lambda config: (config.buffer.capacity or config.train.max_rollout_steps) < config.train.max_rollout_steps,
+        "less than train.max_rollout_steps: the block would overflow; raise it or leave it null",
+    ),
+    _Rule(
+        "train.batch_size",
+        lambda config: config.buffer.type == "rollout" and config.train.batch_size > _transitions_per_epoch(config),
+        "more than one epoch collects (train.max_rollout_steps times all sub-envs); lower it",
+    ),
+    _Rule(
+        "log.backend",
+        lambda config: "wandb" in config.log.backend and importlib.util.find_spec("wandb") is None,
+        "wandb is not installed; get it with: pip install 'rlightning[wandb]'",
+    ),
+)
+
+
+def not_yet(config: Config) -> list[Problem]:
+    """List what is asked for and not in this version."""
+    return _refused(_NOT_YET, config)
+
+
+def contradictions(config: Config) -> list[Problem]:
+    """List options that do not go together, or not with this machine."""
+    return _refused(_CONTRADICTIONS, config)
+
+
+def _refused(rules: Sequence[_Rule], config: Config) -> list[Problem]:
+    return [Problem(rule.path, rule.message) for rule in rules if rule.refused(config)]
+
+
+def _transitions_per_epoch(config: Config) -> int:
+    return config.train.max_rollout_steps * config.num_envs

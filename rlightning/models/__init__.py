@@ -1,0 +1,1 @@
+"""Networks and the parts of them that algorithms share."""

@@ -1,0 +1,171 @@
+"""From features to a distribution over the actions of a space, and from its values to what the env receives."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rlightning.errors import UnsupportedSpace
+from rlightning.functional.distributions import (
+    Categorical,
+    DiagonalGaussian,
+    Distribution,
+    MultiCategorical,
+    SquashedGaussian,
+)
+from rlightning.models.initialization import linear
+
+BoxActions = Literal["clip", "squash"]
+
+
+class ActionHead(nn.Module):
+    """Last layer of a policy for one kind of action space.
+
+    The distribution has a unit of its own; its actions are what log-probs belong to and what buffers keep.
+    """
+
+    def forward(self, features: Tensor) -> Distribution:
+        """Give one distribution per row, from [B, inputs]."""
+        raise NotImplementedError
+
+    def to_env(self, action: Tensor) -> Tensor:
+        """Turn actions of the distribution into those of the env, [B, ...] in the space's shape, dtype and bounds."""
+        raise NotImplementedError
+
+
+class BoxHead(ActionHead):
+    """Gaussian with a free standard deviation, for continuous actions with any bounds.
+
+    The unit of the distribution: where a dimension has two finite bounds, they are -1 and 1, else it is the env's
+    own. "clip" lets the distribution reach beyond the bounds and clips what the env receives. "squash" sends it
+    through tanh; the action is then kept as it was before tanh, [B, A], where its log-prob is accurate.
+
+    Args:
+        space: Of one row; its A dimensions are flattened for the distribution.
+        inputs: Number of features.
+        mode: "clip" or "squash".
+        log_std_init: Log of the first standard deviation, in the unit of the distribution.
+        gain: Gain of the orthogonal initial weights.
+
+    Raises:
+        UnsupportedSpace: If the actions are integers, or are to be squashed and lack a bound.
+    """
+
+    low: Tensor
+    high: Tensor
+    centre: Tensor
+    half_range: Tensor
+
+    def __init__(self, space: gym.spaces.Box, inputs: int, mode: BoxActions, log_std_init: float, gain: float) -> None:
+        super().__init__()
+        if not np.issubdtype(space.dtype, np.floating):
+            raise UnsupportedSpace(
+                f"{space}: a Box of actions must be of floats; use Discrete or MultiDiscrete for integers"
+            )
+        low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+        # The largest float32 stands for "no bound" in many spaces.
+        bounded = np.maximum(np.abs(low), np.abs(high)) < np.finfo(np.float32).max
+        if mode == "squash" and not bounded.all():
+            raise UnsupportedSpace(f"{space}: actions without bounds cannot be squashed; set box_actions to clip")
+        with np.errstate(invalid="ignore"):  # inf - inf, where the other choice is taken
+            centre = np.where(bounded, (low + high) / 2, np.clip(0.0, low, high))
+            half_range = np.where(bounded, (high - low) / 2, 1.0)
+        self.mode = mode
+        self._shape = space.shape
+        self._dtype = torch.from_numpy(np.zeros(0, space.dtype)).dtype
+        self._is_unit = bool(np.all(centre == 0.0) and np.all(half_range == 1.0)) and self._dtype is torch.float32
+        for name, value in (("low", low), ("high", high), ("centre", centre), ("half_range", half_range)):
+            self.register_buffer(name, torch.from_numpy(value).to(self._dtype).flatten(), persistent=False)
+        self.mean = linear(inputs, low.size, gain)
+        self.log_std = nn.Parameter(torch.full((low.size,), log_std_init))
+
+    def forward(self, features: Tensor) -> DiagonalGaussian:
+        family = SquashedGaussian if self.mode == "squash" else DiagonalGaussian
+        return family(self.mean(features), self.log_std)
+
+    def to_env(self, action: Tensor) -> Tensor:
+        if self.mode == "squash":
+            action = torch.tanh(action)
+        if not self._is_unit:
+            action = torch.addcmul(self.centre, action.to(self._dtype), self.half_range)
+        action = torch.clamp(action, self.low, self.high)
+        return action if len(self._shape) == 1 else action.reshape(-1, *self._shape)
+
+
+class DiscreteHead(ActionHead):
+    """Categorical distribution over 0 .. n-1; the env receives start .. start+n-1.
+
+    Args:
+        space: Of one row.
+        inputs: Number of features.
+        gain: Gain of the orthogonal initial weights.
+    """
+
+    def __init__(self, space: gym.spaces.Discrete, inputs: int, gain: float) -> None:
+        super().__init__()
+        self.start = int(space.start)
+        self.logits = linear(inputs, int(space.n), gain)
+
+    def forward(self, features: Tensor) -> Categorical:
+        return Categorical(self.logits(features))
+
+    def to_env(self, action: Tensor) -> Tensor:
+        return action + self.start if self.start else action
+
+
+class MultiDiscreteHead(ActionHead):
+    """Independent categorical distributions, one for each of the D choices; an action is [B, D].
+
+    Args:
+        space: Of one row; its choices are flattened for the distribution.
+        inputs: Number of features.
+        gain: Gain of the orthogonal initial weights.
+    """
+
+    start: Tensor
+
+    def __init__(self, space: gym.spaces.MultiDiscrete | gym.spaces.MultiBinary, inputs: int, gain: float) -> None:
+        super().__init__()
+        if isinstance(space, gym.spaces.MultiBinary):
+            sizes, start = np.full(space.shape, 2), np.zeros(space.shape, np.int64)
+        else:
+            sizes, start = space.nvec, space.start
+        self._sizes: list[int] = sizes.flatten().tolist()
+        self._shape = space.shape
+        self._dtype = torch.from_numpy(np.zeros(0, space.dtype)).dtype
+        self.register_buffer("start", torch.from_numpy(start.flatten().astype(np.int64)), persistent=False)
+        self.logits = linear(inputs, sum(self._sizes), gain)
+
+    def forward(self, features: Tensor) -> MultiCategorical:
+        return MultiCategorical(self.logits(features), self._sizes)
+
+    def to_env(self, action: Tensor) -> Tensor:
+        return (action + self.start).to(self._dtype).reshape(-1, *self._shape)
+
+
+def make_action_head(
+    space: gym.Space[Any], inputs: int, *, box_actions: BoxActions, log_std_init: float, gain: float
+) -> ActionHead:
+    """Build the head for an action space.
+
+    Args:
+        space: Of one row.
+        inputs: Number of features.
+        box_actions: How continuous actions keep to their bounds; see ``BoxHead``.
+        log_std_init: Log of the first standard deviation of continuous actions; see ``BoxHead``.
+        gain: Gain of the orthogonal initial weights.
+
+    Raises:
+        UnsupportedSpace: If no head serves the space.
+    """
+    if isinstance(space, gym.spaces.Box):
+        return BoxHead(space, inputs, box_actions, log_std_init, gain)
+    if isinstance(space, gym.spaces.Discrete):
+        return DiscreteHead(space, inputs, gain)
+    if isinstance(space, gym.spaces.MultiDiscrete | gym.spaces.MultiBinary):
+        return MultiDiscreteHead(space, inputs, gain)
+    raise UnsupportedSpace(f"{space}: actions can be Box, Discrete, MultiDiscrete or MultiBinary")

@@ -1,0 +1,44 @@
+"""Multi-layer perceptron."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from torch import nn
+
+from rlightning.models.initialization import HIDDEN_GAIN, linear
+
+Activation = Literal["tanh", "relu", "elu", "gelu", "silu"]
+
+_ACTIVATIONS: dict[Activation, type[nn.Module]] = {
+    "tanh": nn.Tanh,
+    "relu": nn.ReLU,
+    "elu": nn.ELU,
+    "gelu": nn.GELU,
+    "silu": nn.SiLU,
+}
+
+
+class MLP(nn.Sequential):
+    """Linear layers, each with an activation behind it: [B, inputs] to [B, out_features].
+
+    Args:
+        inputs: Number of features that go in.
+        hidden_sizes: Width of each layer; with none the features pass unchanged.
+        activation: What follows each layer.
+        gain: Gain of the orthogonal initial weights.
+
+    Attributes:
+        out_features: Width of the last layer.
+    """
+
+    def __init__(
+        self, inputs: int, hidden_sizes: Sequence[int], activation: Activation = "tanh", gain: float = HIDDEN_GAIN
+    ) -> None:
+        layers: list[nn.Module] = []
+        for width in hidden_sizes:
+            layers += [linear(inputs, width, gain), _ACTIVATIONS[activation]()]
+            inputs = width
+        super().__init__(*layers)
+        self.out_features = inputs

@@ -1,0 +1,115 @@
+"""Every metric by name, with its unit and its meaning. The metrics reference is generated from this catalogue."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+USER_PREFIX = "user/"
+"""Names under this prefix are free."""
+
+_TASK = "<task>"
+"""Stands for the name of a task in the name of a metric."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """What a logged number means.
+
+    Attributes:
+        name: Section and name, such as ``train/policy_loss``.
+        unit: Unit; empty for a number without one.
+        meaning: One sentence.
+    """
+
+    name: str
+    unit: str
+    meaning: str
+
+
+_CATALOGUE: dict[str, Metric] = {}
+
+
+def register_metric(name: str, unit: str, meaning: str) -> Metric:
+    """Describe a metric of your own.
+
+    Raises:
+        ValueError: If the name is described differently already.
+    """
+    metric = Metric(name, unit, meaning)
+    if _CATALOGUE.setdefault(name, metric) != metric:
+        raise ValueError(f"metric {name!r} is described already: {_CATALOGUE[name].meaning}")
+    return metric
+
+
+def catalogue() -> list[Metric]:
+    """List all described metrics in the order of their names."""
+    return sorted(_CATALOGUE.values(), key=lambda metric: metric.name)
+
+
+def undescribed(names: Iterable[str]) -> list[str]:
+    """List the names that neither are described nor lie under ``user/``.
+
+    >>> undescribed(["train/entropy", "user/height", "train/entrpy"])
+    ['train/entrpy']
+    """
+    return [name for name in names if not _is_described(name) and not name.startswith(USER_PREFIX)]
+
+
+def _is_described(name: str) -> bool:
+    """Tell whether a name is in the catalogue, as it is or with a task at its end."""
+    return name in _CATALOGUE or f"{name.rpartition('/')[0]}/{_TASK}" in _CATALOGUE
+
+
+for _name, _unit, _meaning in (
+    ("episode/return_mean", "reward", "Mean return of the training episodes that ended in this epoch."),
+    (
+        "episode/return_mean_100",
+        "reward",
+        "Mean return of the last 100 training episodes; of all while there are fewer.",
+    ),
+    ("episode/length_mean", "steps", "Mean length of the training episodes that ended in this epoch."),
+    ("episode/count", "episodes", "Training episodes that ended in this epoch."),
+    ("eval/return_mean", "reward", "Mean return of the episodes of an evaluation."),
+    ("eval/return_mean/<task>", "reward", "As eval/return_mean, for one task of a multi-task run."),
+    ("eval/return_std", "reward", "Standard deviation of the returns of an evaluation."),
+    ("eval/length_mean", "steps", "Mean length of the episodes of an evaluation."),
+    ("eval/episodes", "episodes", "Episodes of an evaluation."),
+    ("time/env_steps_per_s", "steps/s", "Env steps of this epoch, all sub-envs together, per second of the epoch."),
+    ("time/collect_s", "s", "Time of this epoch in which envs were stepped and the policy acted."),
+    ("time/learn_s", "s", "Time of this epoch in which the learner took the data and trained."),
+    ("time/publish_s", "s", "Time of this epoch in which new weights went to the eval policies."),
+    ("time/evaluate_s", "s", "Time of this epoch spent in evaluation."),
+    ("time/save_s", "s", "Time of this epoch spent in writing a checkpoint."),
+    ("time/total_s", "s", "Time of this epoch: collect, learn and publish."),
+    ("progress/epoch", "epochs", "Finished epochs."),
+    ("progress/env_steps", "steps", "Env steps since the start, all sub-envs together; the x axis of all metrics."),
+    ("policy/version", "updates", "Version of the weights after this epoch."),
+    ("policy/version_lag", "updates", "Versions by which the oldest data of this epoch were behind the learner."),
+    ("train/policy_loss", "", "Mean of the policy's loss over the gradient steps of this epoch."),
+    ("train/value_loss", "", "Mean of the value function's loss over the gradient steps of this epoch."),
+    ("train/entropy", "nats", "Mean entropy of the policy's distributions."),
+    (
+        "train/approx_kl",
+        "nats",
+        "Estimate of the KL divergence between the policy that acted and the one after learning.",
+    ),
+    ("train/clip_fraction", "", "Fraction of the samples whose probability ratio was outside of the clip range."),
+    (
+        "train/explained_variance",
+        "",
+        "1 - Var[return - value] / Var[return]; 1 is perfect, 0 no better than a constant.",
+    ),
+    ("train/kl_stop", "", "1 if the KL stop ended this update early, else 0."),
+    ("train/clip_range", "", "Clip range of this epoch."),
+    ("train/lr", "", "Learning rate of this epoch."),
+    ("train/grad_norm", "", "Mean L2 norm of the gradient before clipping."),
+    ("train/std", "", "Mean standard deviation of a Gaussian policy, in the units of the action before any mapping."),
+    (
+        "train/gradient_steps",
+        "steps",
+        "Gradient steps of this epoch; fewer than planned where the KL stop was reached.",
+    ),
+    ("train/rows", "transitions", "Transitions that the learner used in this epoch."),
+):
+    register_metric(_name, _unit, _meaning)

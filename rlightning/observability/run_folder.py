@@ -1,0 +1,192 @@
+"""The folder of a run: what was run, with which versions, what it measured, and where its checkpoints are."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import rlightning
+from rlightning.config import Config
+from rlightning.errors import CheckpointError, ConfigError, Problem
+from rlightning.observability.sinks import JsonlSink, MetricSink, Sinks, TensorBoardSink, WandbSink
+
+_CONFIG = "config.yaml"
+_RUN = "run.json"
+_PACKAGES = ("torch", "numpy", "gymnasium", "mujoco", "ray", "tensordict", "safetensors", "hydra-core", "pydantic")
+_LONGEST_GIT_CALL_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """Paths of a run.
+
+    Attributes:
+        path: The folder itself.
+        config: The configuration of the run.
+        preset: Name of the preset that it came from.
+    """
+
+    path: Path
+    config: Config
+    preset: str
+
+    @classmethod
+    def create(cls, config: Config, name: str = "", preset: str = "run") -> RunFolder:
+        """Make the folder of a new run.
+
+        It holds ``config.yaml`` (resolved; a run can be started from it), ``versions.json`` and ``seeds.json``.
+
+        Args:
+            config: What is run.
+            name: Name of the folder in ``train.save_dir``; a number is appended where it is taken. Empty means
+                ``log.name``, and if that is empty too, the preset and the time.
+            preset: What the configuration was made from.
+        """
+        name = name or config.log.name or f"{preset}-{time.strftime('%Y%m%d-%H%M%S')}"
+        run = cls(_make_unused(Path(config.train.save_dir).expanduser().absolute(), name), config, preset)
+        header = f"# The resolved configuration of this run, made from {preset!r}.\n"
+        run.config_path.write_text(header + to_yaml(config), encoding="utf-8")
+        _write_json(run.path / "versions.json", _versions())
+        _write_json(run.path / "seeds.json", {"seed": config.seed, "evaluation_seed": config.evaluation.seed})
+        _write_json(run.path / _RUN, {"preset": preset})
+        run.checkpoints.mkdir()
+        run.logs.mkdir()
+        return run
+
+    @classmethod
+    def open(cls, path: Path | str) -> RunFolder:
+        """Open the folder of an earlier run.
+
+        Raises:
+            CheckpointError: If it is not the folder of a run; says what is missing.
+            ConfigError: If its configuration is not one of this version.
+        """
+        path = Path(path).expanduser().absolute()
+        if not path.is_dir():
+            raise CheckpointError(f"there is no run folder {path}")
+        for name in (_CONFIG, _RUN):
+            if not (path / name).is_file():
+                raise CheckpointError(f"{path} is not the folder of a run: it has no {name}")
+        try:
+            config = Config.model_validate(yaml.safe_load((path / _CONFIG).read_text(encoding="utf-8")))
+            preset = str(json.loads((path / _RUN).read_text(encoding="utf-8"))["preset"])
+        except (ValueError, KeyError, TypeError, yaml.YAMLError) as error:
+            raise ConfigError(Problem("config", f"not readable: {error}", str(path))) from error
+        return cls(path, config, preset)
+
+    @property
+    def name(self) -> str:
+        """Name of the run."""
+        return self.path.name
+
+    @property
+    def config_path(self) -> Path:
+        """The resolved configuration."""
+        return self.path / _CONFIG
+
+    @property
+    def metrics_path(self) -> Path:
+        """The append-only log of metrics."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def logs(self) -> Path:
+        """Folder of the log files, one per process."""
+        return self.path / "logs"
+
+    @property
+    def curve_path(self) -> Path:
+        """Picture of the learning curve."""
+        return self.path / "curve.png"
+
+    def open_sinks(self, resumed_at: int | None = None) -> MetricSink:
+        """Open the local log and the metric services of the configuration.
+
+        Args:
+            resumed_at: Env steps of the checkpoint that the run goes on from; None for a new run.
+
+        Raises:
+            MissingDependency: If a metric service is not installed.
+        """
+        log = self.config.log
+        folder = Path(log.log_dir).expanduser() if log.log_dir else self.path
+        services: list[MetricSink] = []
+        if "tensorboard" in log.backend:
+            services.append(TensorBoardSink(folder / "tensorboard", resumed_at))
+        if "wandb" in log.backend:
+            services.append(WandbSink(log, self.name, folder, self.config.model_dump(mode="json")))
+        local = JsonlSink(self.metrics_path)
+        if resumed_at is not None:
+            local.mark_resumed(resumed_at)
+        return Sinks([local, *services])
+
+
+def to_yaml(config: Config) -> str:
+    """Write a configuration as YAML that loads to an equal one."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True, default_flow_style=None)
+
+
+def _make_unused(parent: Path, name: str) -> Path:
+    """Make a folder that did not exist; two runs that start in the same second get two folders."""
+    parent.mkdir(parents=True, exist_ok=True)
+    for path in _candidates(parent, name):
+        try:
+            path.mkdir()
+        except FileExistsError:
+            continue
+        return path
+    raise AssertionError("there is always another number")
+
+
+def _candidates(parent: Path, name: str) -> Iterator[Path]:
+    yield parent / name
+    for number in count(2):
+        yield parent / f"{name}-{number}"
+
+
+def _versions() -> dict[str, Any]:
+    return {
+        "rlightning": rlightning.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        **{package: _version(package) for package in _PACKAGES},
+        "git_commit": _git("rev-parse", "HEAD"),
+        "git_changed_files": _git("status", "--porcelain", "--untracked-files=no"),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _git(*arguments: str) -> str | None:
+    """Ask git about the current folder; None where there is no git or no repository."""
+    try:
+        done = subprocess.run(
+            ["git", *arguments], capture_output=True, text=True, check=True, timeout=_LONGEST_GIT_CALL_S
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,177 @@
+"""Where metrics go: an append-only local log, which is always written, and metric services beside it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from rlightning.config import LogConfig
+from rlightning.errors import MissingDependency
+
+_NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+"""JSON knows no such numbers; they are written as text."""
+
+_EVENT = "event"
+_RESUMED = "resumed"
+
+
+class MetricSink(Protocol):
+    """Takes metrics."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Take metrics.
+
+        Args:
+            step: Env steps since the start of the run.
+            metrics: Number by name; the names are those of ``observability.metrics``.
+        """
+
+    def close(self) -> None:
+        """Write what is left; may be called twice."""
+
+
+class JsonlSink:
+    """Appends one JSON object per call to a file and flushes it; what was written is never changed.
+
+    A run that is resumed from an older checkpoint appends a marker. Readers then leave out the lines that it
+    supersedes: see ``read_metrics``.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torn = _ends_inside_a_line(path)
+        self._file = path.open("a", encoding="utf-8")
+        if torn:
+            self._file.write("\n")
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        numbers = {name: _storable(float(value)) for name, value in metrics.items()}
+        self._append({"step": step, "time": round(time.time(), 3), **numbers})
+
+    def mark_resumed(self, step: int) -> None:
+        """Note that the run goes on from a checkpoint of ``step`` env steps."""
+        self._append({"step": step, "time": round(time.time(), 3), _EVENT: _RESUMED})
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _append(self, line: Mapping[str, Any]) -> None:
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+
+
+class TensorBoardSink:
+    """Writes event files for TensorBoard.
+
+    Args:
+        folder: Folder of the event files.
+        resumed_at: Env steps of the checkpoint that the run goes on from; later points are taken back. None for a
+            new run.
+    """
+
+    def __init__(self, folder: Path, resumed_at: int | None = None) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise MissingDependency("tensorboard is not installed: pip install tensorboard") from error
+        purge = None if resumed_at is None else resumed_at + 1
+        self._writer = SummaryWriter(str(folder), purge_step=purge)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WandbSink:
+    """Sends metrics to Weights & Biases.
+
+    Args:
+        config: Project and mode.
+        name: Name of the run, and its id, so that a resumed run goes on in the same curves.
+        folder: Folder of the local files.
+        options: The resolved configuration, to be shown beside the run.
+    """
+
+    def __init__(self, config: LogConfig, name: str, folder: Path, options: Mapping[str, Any]) -> None:
+        try:
+            import wandb
+        except ImportError as error:
+            raise MissingDependency("wandb is not installed: pip install 'rlightning[wandb]'") from error
+        self._run = wandb.init(
+            project=config.project,
+            name=name,
+            id=name,
+            dir=str(folder),
+            mode=config.mode,
+            resume="allow",
+            config=dict(options),
+        )
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        # The step of the service counts calls and never goes back; env steps are an axis of their own.
+        self._run.log({**metrics, "progress/env_steps": step})
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class Sinks:
+    """Several sinks as one."""
+
+    def __init__(self, sinks: Sequence[MetricSink]) -> None:
+        self._sinks = list(sinks)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        for sink in self._sinks:
+            sink.log(step, metrics)
+
+    def close(self) -> None:
+        errors = []
+        for sink in self._sinks:
+            try:
+                sink.close()
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+
+def read_metrics(path: Path) -> list[dict[str, float]]:
+    """Read a metrics log: one row per step, in the order of the steps, with ``step`` and all metrics of that step.
+
+    Lines that a resumed run superseded are left out, the last value of a step wins, and a line that was cut by a
+    crash is skipped.
+    """
+    rows: dict[int, dict[str, float]] = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            entry = json.loads(line)
+            step = int(entry["step"])
+        except (ValueError, KeyError, TypeError):
+            continue
+        if entry.get(_EVENT) == _RESUMED:
+            rows = {known: row for known, row in rows.items() if known <= step}
+            continue
+        numbers = {name: _NOT_FINITE.get(value, value) for name, value in entry.items() if name != "time"}
+        rows[step] = {**rows.get(step, {}), **numbers}
+    return [rows[step] for step in sorted(rows)]
+
+
+def _storable(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)
+
+
+def _ends_inside_a_line(path: Path) -> bool:
+    if not path.exists() or not path.stat().st_size:
+        return False
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) != b"\n"

@@ -1,0 +1,1 @@
+"""What learns and acts, alone (``base_policy``) and in a group (``policy_group``)."""

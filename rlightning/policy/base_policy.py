@@ -1,0 +1,580 @@
+"""One class that holds networks, optimizer, rollout and training step, in one of two roles."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+import torch.distributed
+from tensordict import TensorDictBase
+from torch import nn
+
+from rlightning.checkpoint import load_state, save_state
+from rlightning.config import OptimConfig, PolicyConfig, Section, TrainConfig
+from rlightning.device import pick_device
+from rlightning.errors import CheckpointError, ConfigError, ProtocolError, WeightSyncError
+from rlightning.observability.timer import Timer
+from rlightning.policy.batching import join_requests, split_response
+from rlightning.policy.gate import RolloutGate
+from rlightning.types import EnvMeta, EnvRet, PolicyResponse
+from rlightning.weights.bundle import (
+    Bundle,
+    NamedTensors,
+    check_same_layout,
+    digests,
+    flatten_names,
+    pack,
+    strip_wrappers,
+)
+
+
+class PolicyRole(StrEnum):
+    """What a policy does in a run."""
+
+    TRAIN = "train"
+    """It learns."""
+    EVAL = "eval"
+    """It acts in rollouts."""
+
+
+def clone_checkpoint_value(value: Any) -> Any:
+    """Copy a checkpoint payload so that later training cannot change what was saved.
+
+    Args:
+        value: Nested dicts, lists, tuples, named tuples and dataclasses with any leaves.
+
+    Returns:
+        The same structure; tensors are owned, detached, contiguous and on the CPU, other leaves are deep copies.
+    """
+    if isinstance(value, torch.Tensor):
+        return value.detach().to("cpu", copy=True).contiguous()
+    if isinstance(value, Mapping):
+        return {key: clone_checkpoint_value(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        items = [clone_checkpoint_value(item) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    if isinstance(value, list):
+        return [clone_checkpoint_value(item) for item in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: clone_checkpoint_value(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        cloned = copy.copy(value)
+        for name, item in fields.items():
+            object.__setattr__(cloned, name, item)
+        return cloned
+    return copy.deepcopy(value)
+
+
+def infer_train_dp_world_size() -> int:
+    """Tell how many train policies train together: the size of the default process group, or 1 without one."""
+    try:
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            return torch.distributed.get_world_size()
+    except (RuntimeError, ValueError):
+        pass
+    return 1
+
+
+def set_nested_attr(obj: Any, path: str, value: Any) -> None:
+    """Set the attribute at a dotted path.
+
+    Raises:
+        AttributeError: If a part is missing; names the part and the object that lacks it.
+    """
+    *parents, last = path.split(".")
+    for part in parents:
+        if not hasattr(obj, part):
+            raise AttributeError(f"{type(obj).__name__} has no attribute {part!r} (in {path!r})")
+        obj = getattr(obj, part)
+    if not hasattr(obj, last):
+        raise AttributeError(f"{type(obj).__name__} has no attribute {last!r} (in {path!r})")
+    setattr(obj, last, value)
+
+
+class BasePolicy(nn.Module, ABC):
+    """What a user subclasses for an algorithm.
+
+    A subclass builds its networks in ``construct_network``, answers observations in ``rollout_step``, takes data in
+    ``update_dataset`` and learns from them in ``train``. The framework calls ``init_train`` or ``init_eval`` once.
+
+    Attributes:
+        config: The policy's part of the configuration.
+        role_type: What this copy does.
+        device: The torch device that it computes on.
+        rollout_mode: "sync" or "async": whether ``rollout_step`` is a method or a coroutine.
+        is_init: Whether ``init_train`` or ``init_eval`` is done.
+        model_list: Name and module of all that acts; filled by the framework where the user leaves it empty.
+        dataset: What ``update_dataset`` left for ``train``.
+        world_size: Train policies that train together.
+        epoch: Finished calls of ``train``.
+        version: Version of the weights: on the learner the number of finished ``train`` calls, on an eval policy that
+            of the bundle it acts with, -1 before the first.
+        generator: Source of all randomness of this policy; in evaluation another one takes its place.
+        train_config: The training options; only on a learner.
+        model_options, algo_options: The validated ``model_cfg`` and ``algo_cfg`` where the class declares
+            ``ModelOptions`` and ``AlgoOptions``.
+    """
+
+    ModelOptions: ClassVar[type[Section] | None] = None
+    """Class of ``policy.model_cfg``; None leaves it free-form."""
+    AlgoOptions: ClassVar[type[Section] | None] = None
+    """Class of ``policy.algo_cfg``; None leaves it free-form."""
+
+    train_config: TrainConfig
+    env_meta: EnvMeta | None
+
+    def __init__(self, config: PolicyConfig, role_type: PolicyRole) -> None:
+        super().__init__()
+        self.config = config
+        self.role_type = PolicyRole(role_type)
+        num_gpus = config.train_num_gpus if self.role_type is PolicyRole.TRAIN else config.eval_num_gpus
+        self.device = pick_device(num_gpus)
+        self.rollout_mode: str = config.rollout_mode
+        self.is_init = False
+        self.model_list: list[tuple[str, nn.Module]] = []
+        self.dataset: Any | None = None
+        self.world_size = 1
+        self.epoch = 0
+        self.version = -1
+        self.env_meta = None
+        self.model_options: Any = self.ModelOptions.model_validate(config.model_cfg) if self.ModelOptions else None
+        self.algo_options: Any = self.AlgoOptions.model_validate(config.algo_cfg) if self.AlgoOptions else None
+        self._seed: int | None = None
+        self.generator = torch.Generator(self.device)
+        self._evaluation_generator = torch.Generator(self.device)
+        self._gate = RolloutGate()
+        self._timer = Timer()
+        self._failed_update: BaseException | None = None
+        self._takes_deterministic = _accepts(type(self).rollout_step, "deterministic")
+
+    # What a user writes
+
+    @abstractmethod
+    def construct_network(self, env_meta: EnvMeta | None, *args: Any, **kwargs: Any) -> None:
+        """Build the networks as attributes of this policy.
+
+        Args:
+            env_meta: Spaces of one sub-env; None where the caller gave none.
+
+        Raises:
+            UnsupportedSpace: If the algorithm cannot serve a space.
+        """
+
+    @abstractmethod
+    def setup_optimizer(self, optim_cfg: OptimConfig) -> None:
+        """Build the optimizer over the networks; its learning rate is ``self.train_config.lr``."""
+
+    @abstractmethod
+    def rollout_step(self, env_ret: EnvRet, **kwargs: Any) -> PolicyResponse:
+        """Choose actions; runs under ``torch.inference_mode``.
+
+        Args:
+            env_ret: N rows, possibly of several env workers, as tensors on ``self.device``.
+            **kwargs: ``deterministic=True`` asks for the mode of the policy; passed in evaluation only.
+
+        Returns:
+            Tensors with N rows.
+        """
+
+    @abstractmethod
+    def update_dataset(self, data: TensorDictBase) -> None:
+        """Take data from the buffer; usually sets ``self.dataset``."""
+
+    @abstractmethod
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Train one step or epoch on ``self.dataset``.
+
+        Returns:
+            Metrics, name -> number.
+        """
+
+    def postprocess(
+        self, env_ret: EnvRet | None = None, policy_resp: PolicyResponse | None = None
+    ) -> PolicyResponse | None:
+        """Finish an answer after the envs stepped, on the eval side; runs under ``torch.inference_mode``."""
+        return policy_resp
+
+    def get_trainable_parameters(self) -> NamedTensors:
+        """Give all that acts: parameters and buffers of ``model_list``, and those of the policy itself.
+
+        Returns:
+            Module name -> tensor name -> the live tensor; names are free of the prefixes of wrappers.
+        """
+        tensors: NamedTensors = {}
+        for name, module in self._models():
+            state = module.state_dict(keep_vars=True)
+            tensors[name] = {strip_wrappers(key): value for key, value in state.items()}
+        return tensors
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Copy the values of ``get_trainable_parameters`` of another policy into this one.
+
+        Raises:
+            WeightSyncError: If names, shapes or dtypes differ; nothing is changed then.
+        """
+        own = flatten_names(self.get_trainable_parameters())
+        given = flatten_names(state_dict)
+        check_same_layout(own, given, f"{type(self).__name__} ({self.role_type})", kwargs.get("version", self.version))
+        with torch.no_grad():
+            for name, tensor in own.items():
+                tensor.copy_(given[name])
+
+    def extra_training_state(self) -> dict[str, Any]:
+        """Give what else a resumed run needs besides modules, optimizers, counters and the generator."""
+        return {}
+
+    def load_extra_training_state(self, state: dict[str, Any]) -> None:
+        """Take back what ``extra_training_state`` gave."""
+
+    # Life
+
+    def set_seed(self, seed: int, index: int = 0) -> None:
+        """Let all randomness of this policy follow from a seed; call it before ``init_train`` or ``init_eval``.
+
+        Args:
+            seed: Seed of the run: networks of all policies start equal.
+            index: Index of this policy in its role: their sampling differs.
+        """
+        self._seed = seed
+        role = 0 if self.role_type is PolicyRole.TRAIN else 1
+        train, evaluation = np.random.SeedSequence([seed, 77, role, index]).generate_state(2, np.uint64)
+        self.generator.manual_seed(int(train))
+        self._evaluation_generator.manual_seed(int(evaluation))
+
+    def seed_evaluation(self, seed: int) -> None:
+        """Let the sampling of the next evaluation follow from a seed."""
+        self._evaluation_generator.manual_seed(seed)
+
+    def init_train(self, train_config: TrainConfig, env_meta: EnvMeta | None = None) -> None:
+        """Build networks and optimizer for learning."""
+        if self.role_type is not PolicyRole.TRAIN:
+            raise ProtocolError(f"init_train is for policies of role 'train'; this one is {self.role_type.value!r}")
+        if train_config.parallel != "none":
+            raise ConfigError("train.parallel: data parallel training is not in this version; set it to none")
+        self.train_config = train_config
+        self.env_meta = env_meta
+        self.world_size = infer_train_dp_world_size()
+        self._build(training=True)
+        self.setup_optimizer(self.config.optim_cfg)
+        self.epoch = self.version = 0
+        self.is_init = True
+
+    def init_eval(self, eval_config: Any | None = None, env_meta: EnvMeta | None = None) -> None:
+        """Build networks for acting; requests are admitted after the first weights have come."""
+        if self.role_type is not PolicyRole.EVAL:
+            raise ProtocolError(f"init_eval is for policies of role 'eval'; this one is {self.role_type.value!r}")
+        self.env_meta = env_meta
+        self._build(training=False)
+        self.is_init = True
+
+    def is_initialized(self) -> bool:
+        """Tell whether ``init_train`` or ``init_eval`` is done."""
+        return self.is_init
+
+    def reset_training_state(
+        self, train_config: TrainConfig, env_meta: EnvMeta | None = None, seed: int | None = None
+    ) -> None:
+        """Bring networks and optimizer back to their initial state, as after a warm-up."""
+        if seed is not None:
+            self.set_seed(seed)
+        self.init_train(train_config, env_meta if env_meta is not None else self.env_meta)
+        self.dataset = None
+
+    def eval(self) -> BasePolicy:
+        """Set inference mode. Never trains, although ``train`` is the user's training step."""
+        self._set_mode(training=False)
+        return self
+
+    # Rollout
+
+    def check_idle(self) -> None:
+        """Return when the policy is free; a sync policy works through one call at a time, so that is now."""
+        if self.rollout_mode == "async":
+            raise AsyncRolloutError("check_idle is for sync rollouts; with async rollouts use get_num_requests")
+
+    def get_num_requests(self) -> int:
+        """Count the requests in flight."""
+        return self._gate.num_requests
+
+    def _rollout(self, env_ret: EnvRet, evaluation: bool = False, deterministic: bool = False) -> PolicyResponse:
+        """Answer one env worker."""
+        return self._rollout_batch(env_ret, evaluation=evaluation, deterministic=deterministic)[0]
+
+    def _rollout_batch(
+        self, *env_rets: EnvRet, evaluation: bool = False, deterministic: bool = False
+    ) -> list[PolicyResponse]:
+        """Answer several env workers by one forward pass."""
+        self._require_weights()
+        options = {"deterministic": True} if deterministic else {}
+        if deterministic and not self._takes_deterministic:
+            raise ConfigError(
+                f"{type(self).__name__}.rollout_step takes no 'deterministic': add the parameter, or set "
+                f"evaluation.deterministic=false"
+            )
+        counts = [ret.num_envs for ret in env_rets]
+        with self._gate.request(), self._timer.measure("rollout"), torch.inference_mode():
+            request = join_requests(env_rets, self.device)
+            if evaluation:
+                self.generator, self._evaluation_generator = self._evaluation_generator, self.generator
+            try:
+                response = self.rollout_step(request, **options)
+            finally:
+                if evaluation:
+                    self.generator, self._evaluation_generator = self._evaluation_generator, self.generator
+            return split_response(response, counts, self.version)
+
+    def _postprocess(
+        self, env_ret: EnvRet | None = None, policy_resp: PolicyResponse | None = None
+    ) -> PolicyResponse | None:
+        """Run the user's ``postprocess`` on one env worker's data; gives arrays on the host."""
+        self._require_weights()
+        with self._gate.request(), self._timer.measure("postprocess"), torch.inference_mode():
+            if type(self).postprocess is BasePolicy.postprocess:
+                return policy_resp
+            request = None if env_ret is None else join_requests([env_ret], self.device)
+            result = self.postprocess(request, policy_resp)
+            if result is None:
+                return None
+            rows = result.action.shape[0]
+            return split_response(result, [rows], result.version)[0]
+
+    # Weights
+
+    def export_bundle(self) -> Bundle:
+        """Copy all that acts, with its version; only on a learner."""
+        with self._timer.measure("export"):
+            return pack(self.get_trainable_parameters(), self.version)
+
+    def import_bundle(self, bundle: Bundle) -> int:
+        """Put a bundle in force between two requests.
+
+        Returns:
+            Its version.
+
+        Raises:
+            WeightSyncError: If it does not fit or is older than the one in force; the old one stays in force, and the
+                next request and the next wait raise the error too.
+        """
+        try:
+            if bundle.version < self.version:
+                raise WeightSyncError(f"weights of version {bundle.version} came after those of version {self.version}")
+            tensors = bundle.unpack()
+            with self._timer.measure("import"), self._gate.update():
+                self.load_state_dict(tensors, version=bundle.version)
+                self.version = bundle.version
+        except BaseException as error:
+            self._failed_update = error
+            raise
+        self._failed_update = None
+        return self.version
+
+    def notify_update_weights(self) -> None:
+        """Announce new weights; without a weight buffer they are in force already."""
+
+    def wait_for_weight_update_done(self, timeout: float | None = None) -> bool:
+        """Wait until the latest announced weights are in force.
+
+        Args:
+            timeout: Seconds to wait.
+
+        Returns:
+            True; without a weight buffer weights are in force when they are sent.
+
+        Raises:
+            WeightSyncError: If the last update failed.
+        """
+        if self._failed_update is not None:
+            raise WeightSyncError(f"the last weight update failed: {self._failed_update}") from self._failed_update
+        return True
+
+    def get_param_fingerprint(self) -> dict[str, float]:
+        """Give the L2 norm of each tensor that acts, by ``module.name``."""
+        named = flatten_names(self.get_trainable_parameters())
+        return {name: float(torch.linalg.vector_norm(tensor.detach().double())) for name, tensor in named.items()}
+
+    def get_bundle_digest(self) -> tuple[int, dict[str, str]]:
+        """Give the version and an exact digest of each tensor that acts: bits, dtype and shape."""
+        return self.version, digests(flatten_names(self.get_trainable_parameters()))
+
+    # Checkpoints
+
+    def get_training_state(self) -> dict[str, Any]:
+        """Give all that a resumed run needs of this policy, copied."""
+        members = vars(self).items()
+        optimizers = {name: value.state_dict() for name, value in members if isinstance(value, torch.optim.Optimizer)}
+        schedulers = {
+            name: value.state_dict()
+            for name, value in members
+            if isinstance(value, torch.optim.lr_scheduler.LRScheduler)
+        }
+        state = {
+            "role": self.role_type.value,
+            "epoch": self.epoch,
+            "version": self.version,
+            "modules": self._all_tensors(),
+            "optimizers": optimizers,
+            "schedulers": schedulers,
+            "generator": self.generator.get_state(),
+            "evaluation_generator": self._evaluation_generator.get_state(),
+            "extra": self.extra_training_state(),
+        }
+        cloned: dict[str, Any] = clone_checkpoint_value(state)
+        return cloned
+
+    def load_training_state(self, state: Mapping[str, Any], *, act_only: bool = False) -> None:
+        """Take back what ``get_training_state`` gave.
+
+        Args:
+            state: The state.
+            act_only: Load just modules and version, from the state of a policy of any role.
+
+        Raises:
+            CheckpointError: If the state belongs to another network or another role.
+        """
+        own = self._all_tensors()
+        try:
+            check_same_layout(own, state["modules"], type(self).__name__, state["version"])
+            with torch.no_grad():
+                for name, tensor in own.items():
+                    tensor.copy_(state["modules"][name])
+            self.version = state["version"]
+            if act_only:
+                return
+            if state["role"] != self.role_type.value:
+                raise CheckpointError(
+                    f"the state is of a policy of role {state['role']!r}, this one is {self.role_type}"
+                )
+            self.epoch = state["epoch"]
+            for kind in ("optimizers", "schedulers"):
+                for name, value in state[kind].items():
+                    getattr(self, name).load_state_dict(value)
+            self.load_generators(state)
+            self.load_extra_training_state(state["extra"])
+        except (WeightSyncError, KeyError, AttributeError, ValueError) as error:
+            raise CheckpointError(f"the state does not fit {type(self).__name__}: {error}") from error
+
+    def load_generators(self, state: Mapping[str, Any]) -> None:
+        """Let sampling go on where a training state was taken."""
+        self.generator.set_state(state["generator"])
+        self._evaluation_generator.set_state(state["evaluation_generator"])
+
+    def save_checkpoint(self, path: str | Path) -> None:
+        """Write the training state into a folder; see ``rlightning.checkpoint``."""
+        save_state(path, {"policy": self.get_training_state()})
+
+    def load_checkpoint(self, path: str | Path) -> None:
+        """Read what ``save_checkpoint`` wrote.
+
+        Raises:
+            CheckpointError: If a file is damaged or of another kind, or does not fit.
+        """
+        self.load_training_state(load_state(path, ["policy"])["policy"])
+
+    # Timing
+
+    @property
+    def timing_raw(self) -> dict[str, dict[str, float]]:
+        """Seconds by what was done: count, total and average."""
+        return self._timer.summary()
+
+    def print_timing_summary(self, reset: bool = False) -> None:
+        """Print a table of ``timing_raw``.
+
+        Args:
+            reset: Start counting anew.
+        """
+        print(self._timer.table(f"{type(self).__name__} ({self.role_type.value})"))
+        if reset:
+            self._timer.reset()
+
+    # Called by the group
+
+    def _update_dataset(self, data: TensorDictBase) -> int:
+        """Take data; returns how many versions the oldest weights that acted in them are behind."""
+        self._require_init("update_dataset")
+        with self._timer.measure("update_dataset"):
+            lag = self.version - int(data["version"].min()) if "version" in data.keys() else 0  # noqa: SIM118
+            self.update_dataset(data if self.device == "cpu" else data.to(self.device))
+        return lag
+
+    def _train(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the user's training step and count it."""
+        self._require_init("train")
+        with self._timer.measure("train"):
+            metrics = self.train(*args, **kwargs)
+        self.epoch += 1
+        self.version += 1
+        return metrics
+
+    # Inside
+
+    def _models(self) -> Iterator[tuple[str, nn.Module]]:
+        yield from self.model_list
+        if self._parameters or self._buffers:
+            yield "self", _OwnTensors(self)
+
+    def _all_tensors(self) -> dict[str, torch.Tensor]:
+        """List all parameters and buffers, also those outside of ``model_list``; names as ``get_trainable_parameters``.
+
+        ``nn.Module.state_dict`` of the policy itself would not do: Ray wraps an actor's methods, which torch takes for
+        overridden ones.
+        """
+        modules = [*self.named_children(), ("self", _OwnTensors(self))]
+        states = {name: module.state_dict(keep_vars=True) for name, module in modules}
+        return {strip_wrappers(name): tensor for name, tensor in flatten_names(states).items()}
+
+    def _build(self, *, training: bool) -> None:
+        for name in [name for name, _ in self.named_children()]:
+            delattr(self, name)
+        self.model_list = []
+        # Networks are drawn from the global generator: lend it our seed and give it back as it was.
+        with torch.random.fork_rng(devices=[]):
+            if self._seed is not None:
+                torch.manual_seed(self._seed)
+            self.construct_network(self.env_meta)
+        self.to(self.device)
+        if not self.model_list:
+            self.model_list = [(name, child) for name, child in self.named_children() if child.state_dict()]
+        self._set_mode(training=training)
+
+    def _set_mode(self, *, training: bool) -> None:
+        self.training = training
+        for child in self.children():
+            child.train(training)
+
+    def _require_init(self, method: str) -> None:
+        if not self.is_init:
+            raise ProtocolError(f"call init_{self.role_type.value} before {method}")
+
+    def _require_weights(self) -> None:
+        if self.version < 0:
+            self._require_init("rollout")
+            raise ProtocolError("no weights have come yet: call PolicyGroup.sync_weights before the first rollout")
+        if self._failed_update is not None:
+            self.wait_for_weight_update_done()
+
+
+class AsyncRolloutError(ProtocolError, AssertionError):
+    """A call that is only for sync rollouts."""
+
+
+class _OwnTensors(nn.Module):
+    """The parameters and buffers that a policy holds itself, outside of its sub-modules."""
+
+    def __init__(self, policy: nn.Module) -> None:
+        super().__init__()
+        self._parameters = policy._parameters
+        self._buffers = policy._buffers
+        self._non_persistent_buffers_set = policy._non_persistent_buffers_set
+
+
+def _accepts(function: Any, parameter: str) -> bool:
+    parameters = inspect.signature(function).parameters
+    return parameter in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())

@@ -1,0 +1,404 @@
+"""Many policies of both roles as one: routing of rollouts, training, and getting new weights to all who act."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlightning.config import PolicyConfig, TrainConfig
+from rlightning.errors import ConfigError, ProtocolError, WeightSyncError
+from rlightning.policy.base_policy import BasePolicy, PolicyRole
+from rlightning.policy.router import NodeAffinityRouter, Router, SimpleRouter
+from rlightning.runtime import Future, WorkerHandle, as_handle, gather
+from rlightning.types import BatchedData, EnvMeta, EnvRet, PolicyResponse
+from rlightning.weights.bundle import Mismatch
+
+logger = logging.getLogger(__name__)
+
+
+class PolicyGroup:
+    """Coordinates train policies (learners) and eval policies (actors), local objects or Ray actors.
+
+    Attributes:
+        placement_info: Node -> ``{"train_policies": [...], "eval_policies": [...]}``; filled by
+            ``init_placement_info``.
+    """
+
+    def __init__(
+        self,
+        train_policy_list: Sequence[Any],
+        eval_policy_list: Sequence[Any],
+        config: PolicyConfig,
+        *,
+        seed: int | None = None,
+        call_timeout_s: float | None = None,
+        on_shutdown: Callable[[], None] | None = None,
+    ) -> None:
+        """Take the policies.
+
+        Args:
+            train_policy_list: Policies or Ray actor handles of role TRAIN.
+            eval_policy_list: Policies or Ray actor handles of role EVAL.
+            config: The policy's part of the configuration.
+            seed: Seed of the run; None leaves the policies as they are seeded.
+            call_timeout_s: Seconds that one call on a policy may take; None is no limit.
+            on_shutdown: Called once by ``shutdown``, to end the processes of the policies.
+        """
+        self._on_shutdown = on_shutdown
+        self.config = config
+        self.placement_info: dict[str, dict[str, list[Any]]] = {}
+        self._learners = [as_handle(policy, f"train[{i}]") for i, policy in enumerate(train_policy_list)]
+        self._actors = [as_handle(policy, f"eval[{i}]") for i, policy in enumerate(eval_policy_list)]
+        self._seed = seed
+        self._timeout_s = call_timeout_s
+        self._router: Router = SimpleRouter()
+        self._routes: dict[tuple[int, ...], list[tuple[WorkerHandle, list[int]]]] = {}
+        self._pushed_version: int | None = None
+
+    # Who is there
+
+    @property
+    def train_list(self) -> list[Any]:
+        """The train policies, as they were given."""
+        return [handle.target for handle in self._learners]
+
+    @property
+    def eval_list(self) -> list[Any]:
+        """The eval policies, as they were given."""
+        return [handle.target for handle in self._actors]
+
+    def push(self, worker: Any, role: PolicyRole) -> None:
+        """Add a policy; an eval policy acts after the next ``sync_weights``."""
+        role = PolicyRole(role)
+        members = self._members(role)
+        members.append(as_handle(worker, f"{role.value}[{len(members)}]"))
+        self._routes.clear()
+
+    def pop(self, role: PolicyRole) -> Any:
+        """Remove the policy that came last and give it back.
+
+        Raises:
+            ProtocolError: If there is none.
+        """
+        members = self._members(PolicyRole(role))
+        if not members:
+            raise ProtocolError(f"there is no policy of role {PolicyRole(role).value!r} to remove")
+        self._routes.clear()
+        return members.pop().target
+
+    # Start
+
+    def init(self, train_config: TrainConfig, env_meta: EnvMeta | None = None, eval_config: Any | None = None) -> None:
+        """Initialise all policies."""
+        self.init_eval(eval_config, env_meta)
+        self.init_train(train_config, env_meta)
+
+    def init_eval(self, eval_config: Any | None = None, env_meta: EnvMeta | None = None) -> None:
+        """Initialise the eval policies."""
+        self._set_seeds(self._actors)
+        self._all(self._actors, BasePolicy.init_eval, eval_config, env_meta)
+
+    def init_train(self, train_config: TrainConfig, env_meta: EnvMeta | None = None) -> None:
+        """Initialise the train policies."""
+        self._set_seeds(self._learners)
+        self._all(self._learners, BasePolicy.init_train, train_config, env_meta)
+
+    def init_placement_info(self, is_colocated: bool = False) -> None:
+        """Find out which policy lives on which node; fills ``placement_info``."""
+        if is_colocated:
+            raise ConfigError("cluster.is_colocated: colocated policies are not in this version; set it to false")
+        self.placement_info = {}
+        for kind, handles in (("train_policies", self._learners), ("eval_policies", self._actors)):
+            for handle in handles:
+                entry = self.placement_info.setdefault(handle.info().node, {"train_policies": [], "eval_policies": []})
+                entry[kind].append(handle.target)
+
+    def init_weight_buffer(self) -> None:
+        """Create the weight buffers of the strategy; for "None" there are none.
+
+        Raises:
+            ValueError: If the strategy is not known.
+        """
+        strategy = self.config.weight_buffer.buffer_strategy
+        if strategy != "None":
+            raise ConfigError(
+                f"policy.weight_buffer.buffer_strategy: {strategy!r} is not in this version; set it to None"
+            )
+
+    def init_router(self, env_nodes: Sequence[str]) -> None:
+        """Build the router of ``policy.router_type``.
+
+        Args:
+            env_nodes: Node of each env worker, by env id.
+        """
+        if self.config.router_type == "node_affinity":
+            self._router = NodeAffinityRouter(env_nodes, [handle.info().node for handle in self._actors])
+        self._routes.clear()
+
+    # Rollout
+
+    def rollout_batch(
+        self,
+        batched_env_ret: BatchedData[EnvRet | Future[EnvRet]],
+        *,
+        evaluation: bool = False,
+        deterministic: bool = False,
+    ) -> BatchedData[Future[PolicyResponse]]:
+        """Ask for actions: one call and one forward pass per eval policy, whatever the number of env workers.
+
+        Args:
+            batched_env_ret: One result, or future of one, per env worker.
+            evaluation: Sample from the generator of evaluations, so that training repeats with and without them.
+            deterministic: Act with the mode of the policy.
+
+        Returns:
+            One future of a response per env id, in order.
+        """
+        items = batched_env_ret.items
+        options = {"evaluation": True, "deterministic": deterministic} if evaluation or deterministic else {}
+        answers: list[Any] = [None] * len(items)
+        for handle, places in self._route(tuple(batched_env_ret.env_ids)):
+            asked = [items[place] for place in places]
+            for place, answer in zip(places, _ask(handle, asked, options), strict=True):
+                answers[place] = answer
+        return BatchedData(batched_env_ret.env_ids, answers)
+
+    def postprocess(
+        self,
+        batched_env_ret: BatchedData[Any] | None = None,
+        batched_policy_resp: BatchedData[Any] | None = None,
+    ) -> BatchedData[Future[Any]]:
+        """Finish answers after the envs stepped, each on the policy that gave it."""
+        given = batched_env_ret if batched_env_ret is not None else batched_policy_resp
+        if given is None:
+            raise ValueError("postprocess needs env results, policy responses, or both")
+        nothing = [None] * len(given)
+        env_rets = nothing if batched_env_ret is None else batched_env_ret.items
+        responses = nothing if batched_policy_resp is None else batched_policy_resp.items
+        results: list[Any] = list(nothing)
+        for handle, places in self._route(tuple(given.env_ids)):
+            for place in places:
+                results[place] = handle.call(BasePolicy._postprocess, env_rets[place], responses[place])
+        return BatchedData(given.env_ids, results)
+
+    # Training
+
+    def update_dataset(self, sample_data: Sequence[Any]) -> int:
+        """Hand data to the train policies: one piece, or future of one, each.
+
+        Returns:
+            How many versions the oldest weights that acted in the data are behind the learner's.
+        """
+        if len(sample_data) != len(self._learners):
+            raise ValueError(f"{len(sample_data)} pieces of data for {len(self._learners)} train policies: one each")
+        calls = [
+            handle.call(_hook(handle, BasePolicy._update_dataset, BasePolicy.update_dataset), data)
+            for handle, data in zip(self._learners, sample_data, strict=True)
+        ]
+        return max((lag for lag in gather(calls, self._timeout_s) if lag is not None), default=0)
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Train all train policies at once; returns what the first one reports."""
+        calls = [
+            handle.call(_hook(handle, BasePolicy._train, BasePolicy.train), *args, **kwargs)
+            for handle in self._learners
+        ]
+        return gather(calls, self._timeout_s)[0]
+
+    def reset_training_state(
+        self, train_config: TrainConfig, env_meta: EnvMeta | None = None, seed: int | None = None
+    ) -> None:
+        """Bring all train policies back to their initial state."""
+        self._all(self._learners, BasePolicy.reset_training_state, train_config, env_meta, seed)
+
+    # Weights
+
+    def sync_weights(self) -> int:
+        """Bring the learner's weights to every eval policy; they are in force when this returns.
+
+        The bundle goes from the learner to the actors without passing through here: by hand where they share a
+        process, by Ray's object store elsewhere, one copy per node.
+
+        Returns:
+            The version that is in force.
+
+        Raises:
+            WorkerError: If an eval policy refused; its cause says why.
+        """
+        bundle = self._learner().call(BasePolicy.export_bundle)
+        versions = gather([handle.call(BasePolicy.import_bundle, bundle) for handle in self._actors], self._timeout_s)
+        if len(set(versions)) > 1:
+            raise WeightSyncError(f"one push left different versions in force: {versions}")
+        self._pushed_version = versions[0] if versions else None
+        return self._pushed_version if self._pushed_version is not None else -1
+
+    @property
+    def version(self) -> int | None:
+        """The version that all eval policies act with; None before the first ``sync_weights``."""
+        return self._pushed_version
+
+    def wait_for_eval_weight_update(self, timeout: float = 60.0) -> None:
+        """Wait until announced weights are in force; without a weight buffer they are when they are sent."""
+        done = self._all(self._actors, BasePolicy.wait_for_weight_update_done, timeout)
+        if not all(done):
+            late = [handle.name for handle, ok in zip(self._actors, done, strict=True) if not ok]
+            raise WeightSyncError(f"new weights are not in force after {timeout} s at {', '.join(late)}")
+
+    def verify_eval_weight_consistency(self, rtol: float = 1e-3) -> bool:
+        """Compare what every eval policy acts with with the first train policy's weights.
+
+        Args:
+            rtol: Largest relative difference of the norms of a tensor; 0 compares versions and exact digests.
+
+        Returns:
+            Whether all agree. What differs is logged, up to ten tensors per policy.
+        """
+        self.wait_for_eval_weight_update()
+        mismatches = self.compare_weights(rtol)
+        for handle_index in range(len(self._actors)):
+            own = [mismatch for mismatch in mismatches if mismatch.policy == handle_index]
+            for mismatch in own[:10]:
+                logger.error("weights differ: %s", mismatch)
+            if len(own) > 10:
+                logger.error("weights differ: eval[%d] has %d more", handle_index, len(own) - 10)
+        return not mismatches
+
+    def compare_weights(self, rtol: float = 0.0) -> list[Mismatch]:
+        """List every tensor (and version) of an eval policy that is not the learner's; see the method above."""
+        if rtol > 0:
+            expected_norms = self._learner().call(BasePolicy.get_param_fingerprint).result(self._timeout_s)
+            found_norms = self._all(self._actors, BasePolicy.get_param_fingerprint)
+            return [
+                mismatch
+                for index, norms in enumerate(found_norms)
+                for mismatch in _differences(index, expected_norms, norms, rtol)
+            ]
+        version, expected = self._learner().call(BasePolicy.get_bundle_digest).result(self._timeout_s)
+        mismatches: list[Mismatch] = []
+        for index, (found_version, found) in enumerate(self._all(self._actors, BasePolicy.get_bundle_digest)):
+            if found_version != version:
+                mismatches.append(Mismatch(index, "version", version, found_version))
+            mismatches += _differences(index, expected, found, 0.0)
+        return mismatches
+
+    # State
+
+    def get_training_state(self) -> dict[str, Any]:
+        """Give all that a resumed run needs: the learner's state and the generators of the eval policies."""
+        train = self._learner().call(BasePolicy.get_training_state)
+        actors = [handle.call(BasePolicy.get_training_state) for handle in self._actors]
+        states = gather([train, *actors], self._timeout_s)
+        # What the eval policies act with is the learner's: keep only what is their own.
+        own = ("role", "generator", "evaluation_generator")
+        return {"train": states[0], "eval": [{name: state[name] for name in own} for state in states[1:]]}
+
+    def load_training_state(self, state: dict[str, Any]) -> None:
+        """Take back what ``get_training_state`` gave and bring the weights to the eval policies.
+
+        Raises:
+            ProtocolError: If the numbers of eval policies differ: their generators would not continue.
+        """
+        if len(state["eval"]) != len(self._actors):
+            raise ProtocolError(
+                f"the checkpoint is of a run with {len(state['eval'])} eval policies, this one has "
+                f"{len(self._actors)}: set cluster.eval_worker_num={len(state['eval'])}"
+            )
+        self._all(self._learners, BasePolicy.load_training_state, state["train"])
+        self.sync_weights()
+        calls = [
+            handle.call(BasePolicy.load_generators, own)
+            for handle, own in zip(self._actors, state["eval"], strict=True)
+        ]
+        gather(calls, self._timeout_s)
+
+    def load_weights(self, state: dict[str, Any]) -> int:
+        """Take just what acts from what ``get_training_state`` gave, and bring it to the eval policies."""
+        self._learner().call(BasePolicy.load_training_state, state["train"], act_only=True).result(self._timeout_s)
+        return self.sync_weights()
+
+    def seed_evaluation(self, seed: int) -> None:
+        """Let the sampling of the next evaluation follow from a seed; each eval policy draws differently."""
+        gather(
+            [handle.call(BasePolicy.seed_evaluation, seed + index) for index, handle in enumerate(self._actors)],
+            self._timeout_s,
+        )
+
+    def save_checkpoint(self, path: str | Path) -> None:
+        """Write the first train policy's state into a folder."""
+        self._learner().call(BasePolicy.save_checkpoint, str(path)).result(self._timeout_s)
+
+    def print_timing_summary(self, reset: bool = False) -> None:
+        """Let every policy print where its time went."""
+        self._all([*self._learners, *self._actors], BasePolicy.print_timing_summary, reset)
+
+    def shutdown(self) -> None:
+        """Let go of all policies and end what was started for them; may be called twice."""
+        self._learners.clear()
+        self._actors.clear()
+        self._routes.clear()
+        if self._on_shutdown is not None:
+            on_shutdown, self._on_shutdown = self._on_shutdown, None
+            on_shutdown()
+
+    # Inside
+
+    def _members(self, role: PolicyRole) -> list[WorkerHandle]:
+        return self._learners if role is PolicyRole.TRAIN else self._actors
+
+    def _learner(self) -> WorkerHandle:
+        if not self._learners:
+            raise ProtocolError("the group has no train policy: give one to PolicyGroup, or push one")
+        return self._learners[0]
+
+    def _set_seeds(self, handles: Sequence[WorkerHandle]) -> None:
+        if self._seed is not None:
+            gather(
+                [handle.call(BasePolicy.set_seed, self._seed, index) for index, handle in enumerate(handles)],
+                self._timeout_s,
+            )
+
+    def _all(self, handles: Sequence[WorkerHandle], method: Any, *args: Any) -> list[Any]:
+        return gather([handle.call(method, *args) for handle in handles], self._timeout_s)
+
+    def _route(self, env_ids: tuple[int, ...]) -> list[tuple[WorkerHandle, list[int]]]:
+        """Say which policy answers which places of a batch; a choice is kept until the group changes."""
+        routes = self._routes.get(env_ids)
+        if routes is None:
+            if not self._actors:
+                raise ProtocolError("the group has no eval policy to roll out: give one to PolicyGroup, or push one")
+            chosen = self._router.select(env_ids, [0] * len(self._actors))
+            places: dict[int, list[int]] = {}
+            for place, index in enumerate(chosen):
+                places.setdefault(index, []).append(place)
+            routes = self._routes[env_ids] = [(self._actors[index], held) for index, held in places.items()]
+        return routes
+
+
+def _hook(handle: WorkerHandle, own: Any, users: Any) -> Any:
+    """Choose the framework's method where the policy has it; a bare double may have just the user's."""
+    return own if hasattr(handle.target, own.__name__) else users
+
+
+def _ask(handle: WorkerHandle, env_rets: list[Any], options: dict[str, Any]) -> list[Future[PolicyResponse]]:
+    if len(env_rets) == 1:
+        return [handle.call(BasePolicy._rollout, env_rets[0], **options)]
+    if hasattr(handle.target, "_rollout_batch"):
+        return handle.call_split(len(env_rets), BasePolicy._rollout_batch, *env_rets, **options)
+    return [handle.call(BasePolicy._rollout, env_ret, **options) for env_ret in env_rets]
+
+
+def _differences(policy: int, expected: dict[str, Any], found: dict[str, Any], rtol: float) -> list[Mismatch]:
+    mismatches = []
+    for name in {**expected, **found}:
+        wanted, got = expected.get(name), found.get(name)
+        if wanted is None or got is None:
+            same = False
+        elif rtol > 0:
+            same = abs(wanted - got) / max(abs(wanted), 1e-8) <= rtol
+        else:
+            same = wanted == got
+        if not same:
+            mismatches.append(Mismatch(policy, name, wanted, got))
+    return mismatches

@@ -1,0 +1,78 @@
+"""Names for what users choose in a configuration: policies, simulators, buffers.
+
+Built-in entries are dotted names, so that nothing heavy is imported before it is used. A user's module, named under
+``imports:``, adds entries of its own::
+
+    @register("policy", "my_algorithm")
+    class MyPolicy(BasePolicy): ...
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
+
+from rlightning.errors import ConfigError, Problem
+
+Kind = Literal["policy", "simulator", "buffer"]
+T = TypeVar("T")
+
+_ENTRIES: dict[Kind, dict[str, Any]] = {
+    "policy": {"ppo": "rlightning.algorithms.ppo:PPO"},
+    "simulator": {"gymnasium": "rlightning.simulators.gymnasium:GymnasiumEnv"},
+    "buffer": {"rollout": "rlightning.buffer.storage:RolloutBlock"},
+}
+_OPTION: dict[Kind, str] = {"policy": "policy.type", "simulator": "env.backend", "buffer": "buffer.type"}
+
+
+def register(kind: Kind, name: str) -> Callable[[T], T]:
+    """Give a class a name that a configuration can use.
+
+    Args:
+        kind: What it is: "policy", "simulator" or "buffer".
+        name: The name in the configuration.
+
+    Raises:
+        ValueError: If the kind is unknown or another object has that name already.
+    """
+    if kind not in _ENTRIES:
+        raise ValueError(f"nothing of kind {kind!r} can be registered; kinds are {', '.join(_ENTRIES)}")
+
+    def decorate(target: T) -> T:
+        present = _ENTRIES[kind].get(name)
+        if present is not None and _full_name(present) != _full_name(target):
+            raise ValueError(f"{kind} {name!r} is {_full_name(present)} already")
+        _ENTRIES[kind][name] = target
+        return target
+
+    return decorate
+
+
+def lookup(kind: Kind, name: str) -> Any:
+    """Find what a configuration names.
+
+    Raises:
+        ConfigError: If nothing of that kind has the name; suggests the nearest one.
+    """
+    entries = _ENTRIES[kind]
+    if name not in entries:
+        nearest = difflib.get_close_matches(name, entries, n=1)
+        known = ", ".join(sorted(entries))
+        message = f"no {kind} is called {name!r}; known: {known}; your own need their module under imports:"
+        raise ConfigError(Problem(_OPTION[kind], message, suggestion=nearest[0] if nearest else ""))
+    entry = entries[name]
+    if isinstance(entry, str):
+        module, _, attribute = entry.partition(":")
+        entry = getattr(importlib.import_module(module), attribute)
+    return entry
+
+
+def names(kind: Kind) -> list[str]:
+    """List the names of one kind."""
+    return sorted(_ENTRIES[kind])
+
+
+def _full_name(entry: Any) -> str:
+    return entry.replace(":", ".") if isinstance(entry, str) else f"{entry.__module__}.{entry.__qualname__}"

@@ -1,0 +1,6 @@
+"""Where code runs: handles to workers and futures of their results, the same for local and remote ones."""
+
+from rlightning.runtime.future import Future, LocalFuture, gather, resolve, wait
+from rlightning.runtime.handle import WorkerHandle, WorkerInfo, as_handle
+
+__all__ = ["Future", "LocalFuture", "WorkerHandle", "WorkerInfo", "as_handle", "gather", "resolve", "wait"]

@@ -1,0 +1,131 @@
+"""A result that may not be there yet, and that can be passed on unopened."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar, Generic, TypeVar
+
+from rlightning.errors import CallTimeout
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Future(Generic[T_co]):
+    """The result of a call on a worker.
+
+    Pass it as an argument of another call and the value goes from worker to worker without coming here.
+    """
+
+    def result(self, timeout: float | None = None) -> T_co:
+        """Wait for the value.
+
+        Args:
+            timeout: Seconds to wait; None waits for ever.
+
+        Raises:
+            WorkerError: If the call failed; its cause is the original exception.
+            CallTimeout: If there is no value in time.
+        """
+        return type(self)._fetch([self], timeout)[0]  # type: ignore[no-any-return]
+
+    def done(self) -> bool:
+        """Tell whether ``result`` would return or raise at once."""
+        return not type(self)._wait([self], 1, 0.0)[1]
+
+    @classmethod
+    def _fetch(cls, futures: Sequence[Any], timeout: float | None) -> list[Any]:
+        """Get the values of futures of this kind in one go."""
+        raise NotImplementedError
+
+    @classmethod
+    def _wait(cls, futures: Sequence[Any], at_least: int, timeout: float | None) -> tuple[list[Any], list[Any]]:
+        """Split futures of this kind into ready and pending ones."""
+        raise NotImplementedError
+
+
+class LocalFuture(Future[T]):
+    """The outcome of a call that already ran in this process."""
+
+    __slots__ = ("_error", "_value")
+    _kind: ClassVar[str] = "local"
+
+    def __init__(self, value: T | None = None, error: BaseException | None = None) -> None:
+        self._value, self._error = value, error
+
+    def result(self, timeout: float | None = None) -> T:
+        if self._error is not None:
+            raise self._error
+        return self._value  # type: ignore[return-value]
+
+    def done(self) -> bool:
+        return True
+
+    @classmethod
+    def _fetch(cls, futures: Sequence[Any], timeout: float | None) -> list[Any]:
+        return [future.result() for future in futures]
+
+    @classmethod
+    def _wait(cls, futures: Sequence[Any], at_least: int, timeout: float | None) -> tuple[list[Any], list[Any]]:
+        return list(futures), []
+
+
+def gather(futures: Iterable[Future[T]], timeout: float | None = None) -> list[T]:
+    """Wait for all values, in order, with one fetch for each kind of future.
+
+    >>> gather([LocalFuture(1), LocalFuture(2)])
+    [1, 2]
+
+    Raises:
+        WorkerError: The first failure, in the order of the futures of its kind.
+        CallTimeout: If a value is missing after ``timeout`` seconds.
+    """
+    futures = list(futures)
+    kinds = {type(future) for future in futures}
+    if len(kinds) == 1:
+        return kinds.pop()._fetch(futures, timeout)
+    places: dict[type[Future[Any]], list[int]] = defaultdict(list)
+    for place, future in enumerate(futures):
+        places[type(future)].append(place)
+    values: list[Any] = [None] * len(futures)
+    for kind, indices in places.items():
+        for place, value in zip(indices, kind._fetch([futures[i] for i in indices], timeout), strict=True):
+            values[place] = value
+    return values
+
+
+def wait(
+    futures: Iterable[Future[T]], at_least: int = 1, timeout: float | None = None
+) -> tuple[list[Future[T]], list[Future[T]]]:
+    """Wait until at least some futures are ready.
+
+    Args:
+        futures: What to wait for; local ones are always ready.
+        at_least: How many must be ready.
+        timeout: Seconds to wait; None waits for ever.
+
+    Returns:
+        The ready and the pending ones, each in the order given.
+
+    Raises:
+        CallTimeout: If fewer than ``at_least`` are ready in time.
+    """
+    futures = list(futures)
+    remote: dict[type[Future[Any]], list[Future[T]]] = defaultdict(list)
+    for future in futures:
+        if not isinstance(future, LocalFuture):
+            remote[type(future)].append(future)
+    ready: set[int] = {id(future) for future in futures if isinstance(future, LocalFuture)}
+    for kind, members in remote.items():
+        missing = max(0, at_least - len(ready))
+        done, _ = kind._wait(members, min(missing, len(members)), timeout if missing else 0.0)
+        ready.update(id(future) for future in done)
+    if len(ready) < min(at_least, len(futures)):
+        raise CallTimeout(f"{len(ready)} of {len(futures)} calls answered within {timeout} s, {at_least} wanted")
+    return [f for f in futures if id(f) in ready], [f for f in futures if id(f) not in ready]
+
+
+def resolve(value: Any) -> Any:
+    """Open a future; other values pass."""
+    return value.result() if isinstance(value, Future) else value

@@ -1,0 +1,58 @@
+"""A worker as its callers see it; whether it lives here or elsewhere is not their business."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from rlightning.runtime.future import Future
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """Where a worker lives.
+
+    Attributes:
+        name: Role and index, such as ``env[3]``.
+        node: Id of its node; ``local`` in this process.
+        remote: Whether it is a process of its own.
+    """
+
+    name: str
+    node: str
+    remote: bool
+
+
+class WorkerHandle(Protocol):
+    """A reference to a worker."""
+
+    target: Any
+    """What the caller gave us: an object or a Ray actor handle."""
+    name: str
+    """Role and index, for messages."""
+
+    def call(self, method: Callable[..., R], *args: Any, **kwargs: Any) -> Future[R]:
+        """Call a method, named by the function itself; arguments that are futures are opened at the worker."""
+
+    def call_split(self, count: int, method: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Future[Any]]:
+        """Call a method that returns a list of ``count`` items, two or more; each item gets a future of its own."""
+
+    def info(self) -> WorkerInfo:
+        """Tell where the worker lives."""
+
+    def stop(self) -> None:
+        """End the worker's process; nothing to do for a local one."""
+
+
+def as_handle(worker: Any, name: str = "worker") -> WorkerHandle:
+    """Wrap an object or a Ray actor handle. This is the one fork between local and Ray."""
+    from rlightning.runtime.local import LocalHandle
+
+    if type(worker).__module__.startswith("ray."):
+        from rlightning.runtime.ray_backend import RayHandle
+
+        return RayHandle(worker, name)
+    return LocalHandle(worker, name)

@@ -1,0 +1,54 @@
+"""Workers that are objects of this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from rlightning.errors import WorkerError
+from rlightning.runtime.future import Future, LocalFuture
+from rlightning.runtime.handle import WorkerInfo
+
+R = TypeVar("R")
+
+
+class LocalHandle:
+    """Calls methods of an object at once.
+
+    A failure is kept in the future, as it is with a remote worker, and raised where the result is wanted.
+    """
+
+    __slots__ = ("name", "target")
+
+    def __init__(self, target: Any, name: str) -> None:
+        self.target, self.name = target, name
+
+    def call(self, method: Callable[..., R], *args: Any, **kwargs: Any) -> Future[R]:
+        bound: Callable[..., R] = getattr(self.target, method.__name__)
+        try:
+            opened = [arg.result() if isinstance(arg, Future) else arg for arg in args]
+            return LocalFuture(bound(*opened, **kwargs))
+        except Exception as error:
+            return LocalFuture(error=self._blame(error, method.__name__))
+
+    def call_split(self, count: int, method: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Future[Any]]:
+        if count < 2:
+            raise ValueError("one item needs no splitting: use call")
+        outcome = self.call(method, *args, **kwargs)
+        try:
+            return [LocalFuture(item) for item in outcome.result()]
+        except WorkerError:
+            return [outcome] * count
+
+    def info(self) -> WorkerInfo:
+        return WorkerInfo(self.name, "local", remote=False)
+
+    def stop(self) -> None:
+        return None
+
+    def _blame(self, error: Exception, method: str) -> WorkerError:
+        if isinstance(error, WorkerError):
+            return error
+        blamed = WorkerError(f"{type(error).__name__}: {error}", self.name, method)
+        blamed.__cause__ = error
+        return blamed

@@ -1,0 +1,214 @@
+"""Workers that are Ray actors. The only file that imports ray."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any, NoReturn, TypeVar
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+
+from rlightning.errors import CallTimeout, PlacementError, WorkerDied, WorkerError
+from rlightning.runtime.future import Future
+from rlightning.runtime.handle import WorkerInfo
+
+R = TypeVar("R")
+T = TypeVar("T")
+
+_NAMES: dict[str, str] = {}
+"""Actor id -> role and index, to name the worker in errors that come by way of another one."""
+_joined = 0
+"""Joins without a leave."""
+_owned = False
+"""Whether Ray was started here; else whoever started it ends it."""
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_CALL = re.compile(r"ray::\S*?\.?(\w+)\(\) \(pid=\d+, ip=([^,]+), actor_id=(\w+)")
+
+
+class RayFuture(Future[T]):
+    """The result of a call on an actor; passing it on passes the reference."""
+
+    __slots__ = ("method", "ref", "worker")
+
+    def __init__(self, ref: ray.ObjectRef[T], worker: str, method: str) -> None:
+        self.ref, self.worker, self.method = ref, worker, method
+
+    @classmethod
+    def _fetch(cls, futures: Sequence[Any], timeout: float | None) -> list[Any]:
+        try:
+            return ray.get([future.ref for future in futures], timeout=timeout)
+        except GetTimeoutError:
+            _, pending = cls._wait(futures, len(futures), 0.0)
+            calls = ", ".join(f"{future.worker}.{future.method}" for future in pending[:10])
+            raise CallTimeout(f"no answer within {timeout} s from {len(pending)} calls: {calls}") from None
+        except RayError as error:
+            cls._raise_first(futures, error)
+
+    @classmethod
+    def _raise_first(cls, futures: Sequence[Any], error: RayError) -> NoReturn:
+        """Name the first future that failed; a batched fetch does not say which it was."""
+        if len(futures) > 1:
+            ready, _ = cls._wait(futures, len(futures), 0.0)
+            for future in ready:
+                future.result()
+        raise _blame(error, futures[0])
+
+    @classmethod
+    def _wait(cls, futures: Sequence[Any], at_least: int, timeout: float | None) -> tuple[list[Any], list[Any]]:
+        if not futures:
+            return [], []
+        # Two futures may hold the same reference, which ray.wait does not take.
+        refs = list({future.ref: None for future in futures})
+        ready, _ = ray.wait(refs, num_returns=max(1, min(at_least, len(refs))), timeout=timeout, fetch_local=False)
+        # ray.wait stops at num_returns; ask once more for whatever else has come.
+        ready, _ = ray.wait(refs, num_returns=len(refs), timeout=0.0, fetch_local=False)
+        done = set(ready)
+        return [f for f in futures if f.ref in done], [f for f in futures if f.ref not in done]
+
+
+class RayHandle:
+    """Calls methods of an actor; calls of one caller run in the order in which they were made."""
+
+    def __init__(self, target: Any, name: str) -> None:
+        self.target, self.name = target, name
+        self._methods: dict[tuple[str, int], Any] = {}
+        _NAMES[target._actor_id.hex()] = name
+
+    def call(self, method: Callable[..., R], *args: Any, **kwargs: Any) -> Future[R]:
+        name = method.__name__
+        ref = self._method(name, 1).remote(*map(_unwrap, args), **kwargs)
+        return RayFuture(ref, self.name, name)
+
+    def call_split(self, count: int, method: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Future[Any]]:
+        if count < 2:
+            raise ValueError("one item needs no splitting: use call")
+        name = method.__name__
+        refs = self._method(name, count).remote(*map(_unwrap, args), **kwargs)
+        return [RayFuture(ref, self.name, name) for ref in refs]
+
+    def info(self) -> WorkerInfo:
+        node = RayFuture(self.target.__ray_call__.remote(_node_id), self.name, "info").result()
+        return WorkerInfo(self.name, str(node), remote=True)
+
+    def stop(self) -> None:
+        ray.kill(self.target)
+
+    def _method(self, name: str, count: int) -> Any:
+        key = (name, count)
+        method = self._methods.get(key)
+        if method is None:
+            method = getattr(self.target, name)
+            if count > 1:
+                method = method.options(num_returns=count)
+            self._methods[key] = method
+        return method
+
+
+def _node_id(_actor: Any) -> str:
+    return str(ray.get_runtime_context().get_node_id())
+
+
+def _unwrap(argument: Any) -> Any:
+    if isinstance(argument, RayFuture):
+        return argument.ref
+    return argument.result() if isinstance(argument, Future) else argument
+
+
+def _blame(error: RayError, future: RayFuture[Any]) -> WorkerError:
+    """Say which worker failed at what; the exception that user code raised becomes the cause.
+
+    A failed argument fails every call that it is passed to. Ray's text lists those calls, the first failure last.
+    """
+    if isinstance(error, RayActorError):
+        return WorkerDied(f"the process of the worker is gone: {error}", future.worker, future.method, "ray")
+    origin: BaseException = error
+    while isinstance(origin, RayTaskError) and isinstance(origin.cause, BaseException):
+        origin = origin.cause
+    if isinstance(origin, WorkerError):
+        return origin
+    text = _COLOUR.sub("", str(error))
+    calls = _CALL.findall(text)
+    method, node, actor_id = calls[-1] if calls else (future.method, "ray", "")
+    blamed = WorkerError(f"{type(origin).__name__}: {origin}", _NAMES.get(actor_id, future.worker), method, node)
+    blamed.add_note(f"The worker's own traceback:\n{text}")
+    blamed.__cause__ = origin
+    return blamed
+
+
+def join(address: str, num_cpus: float, num_gpus: float) -> None:
+    """Start a Ray of our own ("local") or join a running one ("auto" or its address).
+
+    A Ray of our own offers at least ``num_cpus`` CPUs: they are places for workers, and on a small machine more
+    workers than cores is slow but not wrong.
+
+    Each ``join`` wants a ``leave``; a cluster that this process was in before stays when all have left.
+
+    Raises:
+        PlacementError: If there is no cluster to join, or fewer GPUs here than the workers need.
+    """
+    global _joined, _owned
+    if not _joined:
+        _owned = not ray.is_initialized()
+        if _owned:
+            _start(address, num_cpus, num_gpus)
+    _joined += 1
+
+
+def leave() -> None:
+    """Undo one ``join``; with the last one a Ray of our own ends with all its processes."""
+    global _joined
+    _joined -= 1
+    if not _joined and _owned:
+        ray.shutdown()
+
+
+def _start(address: str, num_cpus: float, num_gpus: float) -> None:
+    # The variables are read by Ray when it starts; a user's own settings win.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if address == "local":
+        cores = os.cpu_count() or 1
+        ray.init(
+            address="local",
+            num_cpus=max(cores, int(num_cpus + 0.999)),
+            include_dashboard=False,
+            configure_logging=True,
+            logging_level=logging.ERROR,
+            log_to_driver=True,
+            runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}},
+        )
+    else:
+        try:
+            ray.init(address=address, logging_level=logging.ERROR)
+        except ConnectionError as error:
+            raise PlacementError(
+                f"no Ray cluster answers at cluster.ray_address={address!r} ({error}): start one with "
+                f"'ray start --head', or set cluster.ray_address=local"
+            ) from error
+    have = ray.cluster_resources()
+    for kind, need in (("CPU", num_cpus), ("GPU", num_gpus)):
+        if need > have.get(kind, 0.0):
+            raise PlacementError(
+                f"the workers need {need:g} {kind}s and the cluster has {have.get(kind, 0.0):g}: lower the numbers of "
+                f"workers under cluster and env, or their num_{kind.lower()}s"
+            )
+
+
+def spawn(cls: type[Any], args: Sequence[Any], *, num_cpus: float, num_gpus: float) -> Any:
+    """Start an actor of ``cls``; returns its handle at once, before the process is up."""
+    return ray.remote(cls).options(num_cpus=num_cpus, num_gpus=num_gpus, max_restarts=0).remote(*args)
+
+
+def run_on(actor: Any, function: Callable[..., R], *args: Any, name: str) -> Future[R]:
+    """Run a function in the process of an actor, with the actor's object as first argument."""
+    return RayFuture(actor.__ray_call__.remote(function, *args), name, function.__name__)
+
+
+def pickle_by_value(module: ModuleType) -> None:
+    """Send a user's module to workers as code, because they cannot import it by name."""
+    ray.cloudpickle.register_pickle_by_value(module)

@@ -1,0 +1,137 @@
+"""Start a worker here or in a process of its own, and end it again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlightning.errors import CallTimeout, PlacementError
+from rlightning.runtime.future import gather
+from rlightning.runtime.handle import as_handle
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpec:
+    """One worker to start.
+
+    Attributes:
+        cls: Its class.
+        args: Arguments of the constructor.
+        name: Role and index, such as ``env[3]``.
+        remote: Whether it is a process of its own.
+        num_cpus: CPUs reserved for it where it is remote.
+        num_gpus: GPUs reserved for it where it is remote.
+    """
+
+    cls: type[Any]
+    args: tuple[Any, ...]
+    name: str
+    remote: bool = False
+    num_cpus: float = 1.0
+    num_gpus: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSetup:
+    """What every process of a run does before it works.
+
+    Attributes:
+        torch_threads: Threads of torch. Sums depend on it, so that it is the same everywhere.
+        log_dir: Folder that gets one log file per process; None writes none.
+        log_level: Least severe line that is written.
+    """
+
+    torch_threads: int = 1
+    log_dir: Path | None = None
+    log_level: str = "info"
+
+    def apply(self, name: str) -> None:
+        """Set up this process."""
+        torch.set_num_threads(self.torch_threads)
+        if self.log_dir is not None:
+            from rlightning.observability.logs import log_to_file
+
+            log_to_file(self.log_dir / f"{name}.log", self.log_level)
+
+
+def _apply_setup(_worker: Any, setup: WorkerSetup, name: str) -> None:
+    setup.apply(name)
+
+
+class WorkerPool:
+    """Starts workers of a run and ends them again."""
+
+    def __init__(
+        self,
+        ray_address: str = "local",
+        setup: WorkerSetup | None = None,
+        *,
+        start_timeout_s: float = 120.0,
+        total_cpus: float = 0.0,
+        total_gpus: float = 0.0,
+    ) -> None:
+        """Make an empty pool.
+
+        Args:
+            ray_address: Where remote workers live.
+            setup: What every process does first.
+            start_timeout_s: Seconds that starting workers may take.
+            total_cpus: CPUs that all remote workers of the run need, those of other pools among them.
+            total_gpus: GPUs likewise.
+        """
+        self._address = ray_address
+        self._setup = setup if setup is not None else WorkerSetup()
+        self._start_timeout_s = start_timeout_s
+        self._total = (total_cpus, total_gpus)
+        self._actors: list[Any] = []
+        self._in_ray = False
+
+    def start(self, specs: Sequence[WorkerSpec]) -> list[Any]:
+        """Start workers; returns objects and Ray actor handles in the order of ``specs``.
+
+        Raises:
+            PlacementError: If they do not fit the cluster or are not up in time.
+            WorkerError: If a constructor failed.
+        """
+        self._setup.apply("driver")
+        remote = [spec for spec in specs if spec.remote]
+        if not remote:
+            return [spec.cls(*spec.args) for spec in specs]
+        from rlightning.runtime import ray_backend
+
+        if not self._in_ray:
+            cpus, gpus = sum(spec.num_cpus for spec in remote), sum(spec.num_gpus for spec in remote)
+            ray_backend.join(self._address, max(cpus, self._total[0]), max(gpus, self._total[1]))
+            self._in_ray = True
+        workers = [
+            ray_backend.spawn(spec.cls, spec.args, num_cpus=spec.num_cpus, num_gpus=spec.num_gpus)
+            if spec.remote
+            else spec.cls(*spec.args)
+            for spec in specs
+        ]
+        started = [(spec.name, worker) for spec, worker in zip(specs, workers, strict=True) if spec.remote]
+        self._actors += [worker for _, worker in started]
+        ready = [ray_backend.run_on(worker, _apply_setup, self._setup, name, name=name) for name, worker in started]
+        try:
+            gather(ready, self._start_timeout_s)
+        except CallTimeout as error:
+            raise PlacementError(
+                f"{error}; the cluster may lack the CPUs or GPUs that were asked, or imports are slow: raise "
+                f"cluster.start_timeout_s or lower the numbers of workers"
+            ) from error
+        return workers
+
+    def stop(self) -> None:
+        """End every process that was started here; may be called twice."""
+        for actor in self._actors:
+            as_handle(actor).stop()
+        self._actors.clear()
+        if self._in_ray:
+            from rlightning.runtime import ray_backend
+
+            ray_backend.leave()
+            self._in_ray = False

@@ -1,0 +1,1 @@
+"""Envs that come with the package; found by name, imported only when used."""

@@ -1,0 +1,234 @@
+"""Envs of Gymnasium, by id or by entry point."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.envs.registration import load_env_creator
+
+from rlightning.config import EnvConfig
+from rlightning.env.base_env import BaseEnv
+from rlightning.errors import ConfigError, MissingDependency, Problem
+from rlightning.simulators.loop import EnvLoop
+from rlightning.simulators.mujoco import model_digest, quiet_loading
+from rlightning.simulators.vector import VectorRows
+from rlightning.types import EnvMeta, EnvRet, PolicyResponse
+
+_OWN_NAMESPACE = "rlightning/"
+_OWN_MODULE = "rlightning.simulators.catch"
+"""Registers the ids of our own namespace when it is imported."""
+
+
+class GymnasiumEnv(BaseEnv):
+    """Any env of Gymnasium: a registered id, or a user's own class.
+
+    ``config.name`` is an id (``HalfCheetah-v5``), an id with the module that registers it (``my_module:MyEnv-v0``), or
+    an entry point (``my_module:MyEnv``): a ``gymnasium.Env`` class, a ``gymnasium.vector.VectorEnv`` class, or a
+    function that builds one; a function with an argument ``num_envs`` is taken to build a vector env.
+    ``config.env_kwargs`` are its arguments.
+
+    For ``render`` give ``render_mode: rgb_array`` under ``env_kwargs``. MuJoCo draws without a screen where the
+    environment variable ``MUJOCO_GL`` is ``egl`` or ``osmesa``; it is read when the first frame is drawn.
+
+    Raises:
+        ConfigError: If there is no such env, or it cannot be vectorised or limited as asked.
+        MissingDependency: If a package that the env needs is not installed.
+        UnsupportedSpace: If a space of the env is no array of fixed shape, nor a dict or tuple of them.
+    """
+
+    def __init__(self, config: EnvConfig) -> None:
+        super().__init__(config)
+        try:
+            source = _find(config.name)
+            self._rows = source.build(config)
+        except gym.error.DependencyNotInstalled as error:
+            raise MissingDependency(f"{config.name} needs a package that is not installed: {error}") from error
+        limit = config.max_episode_steps or source.time_limit
+        self.meta = EnvMeta(
+            config.name, self._rows.observation_space, self._rows.action_space, self._rows.num_envs, limit
+        )
+        self._models = self._digest_models()
+
+    def reset(self, seed: Sequence[int] | None = None, options: dict[str, Any] | None = None) -> EnvRet:
+        return self._rows.reset(seed, options)
+
+    def step(self, response: PolicyResponse) -> EnvRet:
+        return self._rows.step(response.action_for_env)
+
+    def close(self) -> None:
+        self._rows.close()
+
+    def render(self) -> np.ndarray[Any, Any] | None:
+        try:
+            frame = self._rows.render()
+        except gym.error.DependencyNotInstalled as error:
+            raise MissingDependency(f"drawing {self.config.name} needs a package: {error}") from error
+        return None if frame is None else np.array(frame)
+
+    def get_state(self) -> dict[str, Any] | None:
+        # A MuJoCo model is not part of the state, since it is the same in every run, unless the env changes it.
+        return super().get_state() if self._digest_models() == self._models else None
+
+    def _digest_models(self) -> list[str]:
+        envs = self._rows.envs if isinstance(self._rows, EnvLoop) else getattr(self._rows.env.unwrapped, "envs", [])
+        return [model_digest(env.unwrapped) for env in envs]
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """How to build the sub-envs of one name.
+
+    Attributes:
+        name: Its name in the configuration.
+        single: Builds one plain env; called with a time limit (or None) and the env's arguments. None where there is
+            a vector env only.
+        native: Builds a vector env; called with ``num_envs`` and the env's arguments. None where there is none.
+        native_kwargs: Registered arguments of ``native``.
+        time_limit: The registered time limit.
+    """
+
+    name: str
+    single: Callable[..., Any] | None
+    native: Callable[..., Any] | None
+    native_kwargs: dict[str, Any] = field(default_factory=dict)
+    time_limit: int | None = None
+
+    def build(self, config: EnvConfig) -> EnvLoop | VectorRows:
+        """Build the sub-envs that ``config`` asks for."""
+        limit = config.max_episode_steps or self.time_limit
+        try:
+            if self._is_native(config, limit):
+                return self._build_native(config, limit)
+            if self.single is None:
+                raise ConfigError(
+                    Problem("env.vectorization", f"{self.name} has a vector implementation only: use native or auto")
+                )
+            with quiet_loading():
+                envs = [self.single(config.max_episode_steps, **config.env_kwargs) for _ in range(config.num_envs)]
+            _check_class(self.name, envs[0], gym.Env)
+            return EnvLoop(envs)
+        except TypeError as error:
+            given = f"env_kwargs {config.env_kwargs}" if config.env_kwargs else "no env_kwargs"
+            raise ConfigError(
+                Problem("env.env_kwargs", f"{self.name} cannot be built with {given}: {error}")
+            ) from error
+
+    def _is_native(self, config: EnvConfig, limit: int | None) -> bool:
+        if config.vectorization == "sync":
+            return False
+        if config.vectorization == "auto" and self.single is not None:
+            return self.native is not None and self._takes({**config.env_kwargs, **_limited(limit)})
+        if self.native is None:
+            raise ConfigError(
+                Problem("env.vectorization", f"{self.name} has no vector implementation: use sync or auto")
+            )
+        return True
+
+    def _build_native(self, config: EnvConfig, limit: int | None) -> VectorRows:
+        takes_limit = self._takes({**config.env_kwargs, **_limited(limit)})
+        kwargs = {**self.native_kwargs, **config.env_kwargs, **(_limited(limit) if takes_limit else {})}
+        assert self.native is not None
+        with quiet_loading():
+            env = self.native(num_envs=config.num_envs, **kwargs)
+        _check_class(self.name, env, gym.vector.VectorEnv)
+        if env.num_envs != config.num_envs:
+            raise ConfigError(
+                Problem("env.num_envs", f"{self.name} was asked for {config.num_envs} sub-envs and has {env.num_envs}")
+            )
+        return VectorRows(env, time_limit=None if takes_limit else limit)
+
+    def _takes(self, kwargs: dict[str, Any]) -> bool:
+        """Tell whether the native vector env has these arguments."""
+        assert self.native is not None
+        try:
+            inspect.signature(self.native).bind(num_envs=1, **{**self.native_kwargs, **kwargs})
+        except TypeError:
+            return False
+        return True
+
+
+def _limited(limit: int | None) -> dict[str, int]:
+    return {} if limit is None else {"max_episode_steps": limit}
+
+
+def _check_class(name: str, env: Any, wanted: type[Any]) -> None:
+    if not isinstance(env, wanted):
+        raise ConfigError(
+            Problem(
+                "env.name", f"{name} built a {type(env).__name__}, which is no {wanted.__module__}.{wanted.__name__}"
+            )
+        )
+
+
+def _find(name: str) -> _Source:
+    """Find what a name stands for: an entry point, or an id that a module may have to register first."""
+    module, _, attribute = name.rpartition(":")
+    if name.startswith(_OWN_NAMESPACE):
+        importlib.import_module(_OWN_MODULE)
+    if module:
+        target: Any = _import(module, name)
+        for part in attribute.split("."):
+            target = getattr(target, part, None)
+        if callable(target):
+            return _from_entry_point(name, target)
+    return _from_registry(name, attribute)
+
+
+def _import(module: str, name: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            Problem("env.name", f"{name}: there is no module {error.name!r}; a file of your own goes under imports:")
+        ) from error
+
+
+def _from_entry_point(name: str, target: Callable[..., Any]) -> _Source:
+    if inspect.isclass(target):
+        is_vector = issubclass(target, gym.vector.VectorEnv)
+    else:
+        is_vector = "num_envs" in inspect.signature(target).parameters
+    if is_vector:
+        return _Source(name, None, target)
+
+    def single(time_limit: int | None, **kwargs: Any) -> Any:
+        env = target(**kwargs)
+        return env if time_limit is None else gym.wrappers.TimeLimit(env, time_limit)
+
+    return _Source(name, single, None)
+
+
+def _from_registry(name: str, env_id: str) -> _Source:
+    try:
+        spec = gym.spec(env_id)
+    except gym.error.Error as error:
+        nearest = difflib.get_close_matches(env_id, gym.registry, n=1)
+        raise ConfigError(
+            Problem(
+                "env.name",
+                f"Gymnasium has no env {name!r} ({error}); an env of your own is named my_module:MyEnv",
+                suggestion=nearest[0] if nearest else "",
+            )
+        ) from error
+    single, native = None, None
+    if spec.entry_point is not None:
+        # Loaded now, so that what it imports is there before models are loaded quietly.
+        _creator(spec.entry_point)
+
+        def single(time_limit: int | None, **kwargs: Any) -> Any:
+            return gym.make(spec, max_episode_steps=time_limit, disable_env_checker=True, **kwargs)
+
+    if spec.vector_entry_point is not None and not spec.additional_wrappers:
+        native = _creator(spec.vector_entry_point)
+    return _Source(name, single, native, spec.kwargs, spec.max_episode_steps)
+
+
+def _creator(entry_point: Any) -> Callable[..., Any]:
+    return entry_point if callable(entry_point) else load_env_creator(entry_point)

@@ -1,0 +1,100 @@
+"""Plain Gymnasium envs, stepped one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from rlightning.env.arrays import Leaf, empty_rows, space_leaves, write_row
+from rlightning.errors import ConfigError, Problem, ShapeError, WorkerError
+from rlightning.types import EnvRet, Tree
+from rlightning.types.tree import tree_map
+
+
+class EnvLoop:
+    """N plain envs; one whose episode ends is reset in the same step.
+
+    Leaner than Gymnasium's own loop, which gathers every number of every ``info``.
+
+    Attributes:
+        envs: The envs, with equal spaces.
+        observation_space, action_space: Of one env.
+        num_envs: N.
+
+    Raises:
+        ConfigError: If the envs differ in their spaces.
+    """
+
+    def __init__(self, envs: Sequence[gym.Env[Any, Any]]) -> None:
+        self.envs = list(envs)
+        self.num_envs = len(self.envs)
+        self.observation_space, self.action_space = self.envs[0].observation_space, self.envs[0].action_space
+        for i, env in enumerate(self.envs):
+            if env.observation_space != self.observation_space or env.action_space != self.action_space:
+                raise ConfigError(Problem("env.name", f"sub-env {i} has other spaces than sub-env 0: {env}"))
+        self._leaves = space_leaves(self.observation_space)
+        self._rows = empty_rows(self._leaves, self.num_envs)
+        self._action_leaves = space_leaves(self.action_space)
+        self._is_discrete = isinstance(self.action_space, gym.spaces.Discrete)
+        self._never = np.zeros(self.num_envs, np.bool_)
+
+    def reset(self, seeds: Sequence[int] | None, options: dict[str, Any] | None) -> EnvRet:
+        """Start a new episode in every env."""
+        for i, env in enumerate(self.envs):
+            try:
+                observation, _ = env.reset(seed=None if seeds is None else seeds[i], options=options)
+                write_row(self._rows, i, observation, self._leaves)
+            except Exception as error:
+                raise _blame(error, i) from error
+        return EnvRet.from_reset(self._rows, self.num_envs)
+
+    def step(self, action: Tree) -> EnvRet:
+        """Step every env.
+
+        Args:
+            action: [N, ...] of the action space's dtype.
+
+        Returns:
+            The result; the next call writes into the same observation.
+        """
+        n, rows, leaves, final = self.num_envs, self._rows, self._leaves, None
+        reward, terminated, truncated = np.empty(n, np.float64), np.zeros(n, np.bool_), np.zeros(n, np.bool_)
+        i = 0
+        try:
+            for i, (env, row) in enumerate(zip(self.envs, self._split(action), strict=True)):
+                observation, reward[i], is_terminal, is_cut, _ = env.step(row)
+                if is_terminal or is_cut:
+                    terminated[i], truncated[i] = is_terminal, is_cut
+                    if final is None:
+                        final = tree_map(np.copy, rows)
+                    write_row(final, i, observation, leaves)
+                    observation, _ = env.reset()
+                write_row(rows, i, observation, leaves)
+        except Exception as error:
+            raise _blame(error, i) from error
+        return EnvRet(rows, reward, terminated, truncated, self._never, final)
+
+    def render(self) -> Any:
+        """Draw the first env."""
+        return self.envs[0].render()
+
+    def close(self) -> None:
+        """Close every env."""
+        for env in self.envs:
+            env.close()
+
+    def _split(self, action: Tree) -> Sequence[Any]:
+        if self._is_discrete:
+            return action.tolist()  # type: ignore[no-any-return]
+        if isinstance(self._action_leaves, Leaf):
+            return action  # type: ignore[no-any-return]
+        return [tree_map(lambda leaf, i=i: leaf[i], action) for i in range(self.num_envs)]
+
+
+def _blame(error: Exception, row: int) -> Exception:
+    if isinstance(error, ShapeError):
+        return error
+    return WorkerError(f"sub-env {row}: {type(error).__name__}: {error}")

@@ -1,0 +1,151 @@
+"""Vector envs of Gymnasium, whatever their autoreset mode."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import AutoresetMode
+
+from rlightning.env.arrays import empty_rows, space_leaves, write_row
+from rlightning.env.seeding import joint_seed
+from rlightning.errors import ConfigError, Problem, WorkerError
+from rlightning.types import EnvRet, Tree
+from rlightning.types.tree import tree_map
+
+_SEED_LISTS = (gym.vector.SyncVectorEnv, gym.vector.AsyncVectorEnv)
+
+
+class VectorRows:
+    """One vector env that steps N sub-envs.
+
+    Next-step autoreset: the step after the end of an episode is spent on the reset of its row. Same-step autoreset:
+    the true last observation is in ``info["final_obs"]``. Disabled: rows that ended are reset here, in the same step.
+
+    Attributes:
+        env: The vector env.
+        observation_space, action_space: Of one sub-env.
+        num_envs: N.
+
+    Raises:
+        ConfigError: If the env does not say which autoreset mode it has, or if a time limit is to be enforced on an
+            env that resets its rows by itself.
+    """
+
+    def __init__(self, env: gym.vector.VectorEnv[Any, Any, Any], time_limit: int | None = None) -> None:
+        """Wrap ``env``; where ``time_limit`` is given, episodes are cut after so many steps."""
+        self.env, self.num_envs = env, env.num_envs
+        self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
+        self._leaves = space_leaves(self.observation_space)
+        space_leaves(self.action_space)
+        self._mode = _autoreset_mode(env)
+        if time_limit is not None and self._mode is not AutoresetMode.DISABLED:
+            raise ConfigError(
+                Problem(
+                    "env.max_episode_steps",
+                    f"{env} has no argument max_episode_steps and resets its rows by itself, so that its episodes "
+                    f"cannot be cut from outside: add the argument, set vectorization to sync, or leave the option out",
+                )
+            )
+        self._time_limit = time_limit
+        self._ages = np.zeros(self.num_envs, np.int64)
+        self._never = np.zeros(self.num_envs, np.bool_)
+        self._was_end = np.zeros(self.num_envs, np.bool_)
+
+    def reset(self, seeds: Sequence[int] | None, options: dict[str, Any] | None) -> EnvRet:
+        """Start a new episode in every row. Native vector envs take one seed for all rows."""
+        seed: Any = None
+        if seeds is not None:
+            seed = list(seeds) if isinstance(self.env.unwrapped, _SEED_LISTS) else joint_seed(seeds)
+        observation, _ = self.env.reset(seed=seed, options=options)
+        self._ages[:] = 0
+        self._was_end = self._never.copy()
+        return EnvRet.from_reset(observation, self.num_envs)
+
+    def step(self, action: Tree) -> EnvRet:
+        """Step every row.
+
+        Args:
+            action: [N, ...] of the action space's dtype.
+        """
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        if self._mode is AutoresetMode.NEXT_STEP:
+            return self._next_step(observation, reward, terminated, truncated)
+        ret = EnvRet(observation, reward, terminated, truncated, self._never)
+        if self._mode is AutoresetMode.DISABLED:
+            self._reset_ended(ret)
+        elif np.count_nonzero(ret.ended):
+            ret.final_observation = self._final_rows(ret.ended, info)
+        return ret
+
+    def render(self) -> Any:
+        """Draw the first row."""
+        frames = self.env.render()
+        return None if frames is None else frames[0]
+
+    def close(self) -> None:
+        """Close the env."""
+        self.env.close()
+
+    def _next_step(self, observation: Tree, reward: Any, terminated: Any, truncated: Any) -> EnvRet:
+        is_reset, ended = self._was_end, terminated | truncated
+        if np.count_nonzero(is_reset):
+            # What an env reports for a row that it reset belongs to no action.
+            terminated, truncated = terminated & ~is_reset, truncated & ~is_reset
+            ended = ended & ~is_reset
+            reward = np.where(is_reset, 0.0, reward)
+        self._was_end = ended
+        final = observation if np.count_nonzero(ended) else None
+        return EnvRet(observation, reward, terminated, truncated, is_reset, final)
+
+    def _reset_ended(self, ret: EnvRet) -> None:
+        self._ages += 1
+        if self._time_limit is not None:
+            ret.truncated = ret.truncated | (self._ages >= self._time_limit)
+        ended = ret.ended
+        if not np.count_nonzero(ended):
+            return
+        # The env may hand out the same array with every call.
+        ret.final_observation = tree_map(np.copy, ret.observation)
+        fresh, _ = self.env.reset(options={"reset_mask": np.array(ended, np.bool_)})
+        ret.observation = tree_map(lambda last, first: _pick(ended, first, last), ret.final_observation, fresh)
+        self._ages[ended] = 0
+
+    def _final_rows(self, ended: Any, info: dict[str, Any]) -> Tree:
+        """Read the last observations: one array [N, ...] per leaf, or an array of one object per row."""
+        final = info.get("final_obs", info.get("final_observation"))
+        if final is None:
+            raise WorkerError(
+                f"{self.env} has same-step autoreset and gives no info['final_obs'] although an episode ended: the "
+                f"true last observation is needed to bootstrap from"
+            )
+        if not (isinstance(final, np.ndarray) and final.dtype == object):
+            return final
+        rows = empty_rows(self._leaves, self.num_envs)
+        for i in np.flatnonzero(ended):
+            if final[i] is None:
+                raise WorkerError(f"sub-env {i}: its episode ended and info['final_obs'] has None for it")
+            write_row(rows, int(i), final[i], self._leaves)
+        return rows
+
+
+def _pick(mask: Any, yes: Any, no: Any) -> Any:
+    picked = no.copy()
+    picked[mask] = yes[mask]
+    return picked
+
+
+def _autoreset_mode(env: gym.vector.VectorEnv[Any, Any, Any]) -> AutoresetMode:
+    mode = env.metadata.get("autoreset_mode")
+    try:
+        return mode if isinstance(mode, AutoresetMode) else AutoresetMode(mode)
+    except ValueError:
+        raise ConfigError(
+            Problem(
+                "env.name",
+                f"{env} does not say how it resets rows whose episode ended: its metadata['autoreset_mode'] is "
+                f"{mode!r} and must be one of gymnasium.vector.AutoresetMode",
+            )
+        ) from None

@@ -1,0 +1,78 @@
+"""What env workers hand out: the description of an env, and the result of a reset or a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from rlightning.types.tree import Tree
+
+
+@dataclass(frozen=True, slots=True)
+class EnvMeta:
+    """What a policy must know of its envs before the first step.
+
+    Attributes:
+        name: The env's name, such as ``HalfCheetah-v5``.
+        observation_space: Of one sub-env, without a batch axis.
+        action_space: Of one sub-env, without a batch axis.
+        num_envs: N, the sub-envs of one worker; on the meta of a group, of all its workers together.
+        max_episode_steps: Steps after which an episode is truncated; None where there is no limit.
+    """
+
+    name: str
+    observation_space: gym.Space[Any]
+    action_space: gym.Space[Any]
+    num_envs: int
+    max_episode_steps: int | None = None
+
+
+@dataclass(slots=True)
+class EnvRet:
+    """The result of a reset or of one step of the N sub-envs of one worker, batch first.
+
+    On the env's side the leaves are numpy arrays; a policy's ``rollout_step`` gets tensors on its device.
+
+    Attributes:
+        observation: What to act on next, [N, ...].
+        reward: Reward of the step that led here, [N] float32; 0 after a reset.
+        terminated: The step that led here ended the episode in a terminal state, [N] bool.
+        truncated: The step that led here was cut by a time limit or the like, [N] bool. Never the same as terminated.
+        is_reset: The observation comes from a reset and not from acting: no transition led here, [N] bool. True
+            everywhere after ``reset``, and in the row that an env with next-step autoreset spends on resetting.
+        final_observation: The true last observation where terminated or truncated, [N, ...]; other rows carry no
+            meaning. None where no row ended.
+        info: Further arrays by name, [N, ...]; empty in most envs.
+    """
+
+    observation: Tree
+    reward: Any
+    terminated: Any
+    truncated: Any
+    is_reset: Any
+    final_observation: Tree | None = None
+    info: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def num_envs(self) -> int:
+        """N, the number of rows."""
+        return len(self.reward)
+
+    @property
+    def ended(self) -> Any:
+        """Where an episode ended with the step that led here, [N] bool."""
+        return self.terminated | self.truncated
+
+    @classmethod
+    def from_reset(cls, observation: Tree, num_envs: int) -> EnvRet:
+        """Build the result of a reset of all ``num_envs`` rows."""
+        return cls(
+            observation=observation,
+            reward=np.zeros(num_envs, np.float32),
+            terminated=np.zeros(num_envs, np.bool_),
+            truncated=np.zeros(num_envs, np.bool_),
+            is_reset=np.ones(num_envs, np.bool_),
+        )
