@@ -8,7 +8,8 @@ from __future__ import annotations
 from report import IterationClock, print_run
 from settings import Settings
 
-from rlightning import Config, build_data_buffer, build_engine, build_env_group, build_policy_group, launch
+from rlightning import Config, build_data_buffer, build_engine, build_env_group, build_policy_group
+from rlightning.launch import launch
 
 PRESETS = {"CartPole-v1": "ppo_cartpole", "HalfCheetah-v5": "ppo_halfcheetah"}
 

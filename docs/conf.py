@@ -6,6 +6,8 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE / "_ext"), str(HERE.parent)]
 
+from pydantic import BaseModel  # noqa: E402
+
 import rlightning  # noqa: E402 -- found by the path above
 
 project = "RLightning"
@@ -22,14 +24,18 @@ extensions = [
 exclude_patterns = ["_build"]
 myst_enable_extensions = ["deflist", "fieldlist", "smartquotes"]
 myst_heading_anchors = 3
+suppress_warnings = ["myst.header"]  # generated pages are included below the heading of the page that includes them
 nitpicky = True
 # Without inventories of other projects, which would have to be downloaded, their names cannot be linked.
 nitpick_ignore_regex = [
-    (r"py:.*", r"(abc|collections|gym|gymnasium|np|numpy|pathlib|pydantic|ray|tensordict|torch|types|typing)\..*"),
     (
         r"py:.*",
-        r"(Any|Callable|ClassVar|Generic|Path|Protocol|T|R|T_co|TensorDict(Base)?|Tree|nn\..*|optional)",
+        r"(abc|annotated_types|collections|enum|gym|gymnasium|np|numpy|pathlib|pydantic|tensordict|torch|types|typing)\..*",
     ),
+    (r"py:.*", r"(Any|Callable|ClassVar|Path|Protocol|Tensor|TensorDict(Base)?|nn\..*|dict\[str)"),
+    (r"py:.*", r"(.*\.)?(T|R|T_co)"),  # type variables
+    (r"py:.*", r"(.*\.)?(Activation|BoxActions|Kind|NamedTensors|Tree)"),  # names of types
+    (r"py:.*", r".*\._\w+"),
 ]
 
 autodoc_member_order = "bysource"
@@ -43,3 +49,25 @@ napoleon_use_rtype = False
 html_theme = "furo"
 html_title = f"RLightning {release}"
 html_static_path = ["_static"]
+
+
+def setup(app):
+    """Make autodoc fit our docstrings."""
+    kept = {}
+
+    # What comes before the first colon of an attribute's docstring is no type, as napoleon would have it.
+    def keep(_app, what, name, _object, _options, lines):
+        if what in {"attribute", "property", "data"}:
+            kept[name] = list(lines)
+
+    def restore(_app, _what, name, _object, _options, lines):
+        if name in kept:
+            lines[:] = kept.pop(name)
+
+    # The signature of a section would repeat all its fields.
+    def shorten(_app, what, _name, found, _options, _signature, _returns):
+        return ("", None) if what == "class" and issubclass(found, BaseModel) else None
+
+    app.connect("autodoc-process-docstring", keep, priority=400)
+    app.connect("autodoc-process-docstring", restore, priority=600)
+    app.connect("autodoc-process-signature", shorten)

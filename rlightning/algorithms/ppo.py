@@ -14,9 +14,9 @@ from typing import Any, ClassVar, Literal
 import torch
 from pydantic import Field
 from tensordict import TensorDictBase
-from torch import Tensor, nn
+from torch import Tensor
 
-from rlightning.algorithms.optimizers import make_optimizer
+from rlightning.algorithms.optimizers import clip_grad_norm, make_optimizer
 from rlightning.config import OptimConfig, Section
 from rlightning.errors import NotEnoughData, ProtocolError, RLightningError, ShapeError, UnsupportedSpace
 from rlightning.functional import losses
@@ -215,18 +215,16 @@ class PPO(BasePolicy):
 
         log_ratios, measured, norms = [], [], []
         parameters = list(self.network.parameters())
-        stopped = False
         for minibatch in self._minibatches(rows):
             loss, log_ratio, terms = self._loss(minibatch, clip_range)
             log_ratios.append(log_ratio)
             measured += terms
             # Asking for the value waits for the device, so only where it is needed.
-            stopped = options.target_kl is not None and losses.approximate_kl(log_ratio).item() > max_kl
-            if stopped:
+            if options.target_kl is not None and losses.approximate_kl(log_ratio).item() > max_kl:
                 break
             self.optimizer.zero_grad()
             torch.autograd.backward(loss)
-            norms.append(nn.utils.clip_grad_norm_(parameters, max_grad_norm))
+            norms.append(clip_grad_norm(parameters, max_grad_norm))
             self.optimizer.step()
 
         policy_loss, value_loss, entropy = torch.stack(measured).view(-1, 3).mean(0).tolist()
@@ -240,9 +238,7 @@ class PPO(BasePolicy):
             "train/explained_variance": losses.explained_variance(rows.value, rows.return_).item(),
             "train/grad_norm": torch.stack(norms).mean().item() if norms else 0.0,
             "train/lr": lr,
-            "train/clip_range": clip_range,
             "train/gradient_steps": float(len(norms)),
-            "train/kl_stop": float(stopped),
             "train/rows": float(len(rows)),
         }
         if isinstance(self.network.head, BoxHead):

@@ -11,7 +11,7 @@ from tensordict import TensorDict
 
 from rlightning.errors import NotEnoughData, ProtocolError, ShapeError
 from rlightning.types import EnvRet, PolicyResponse, Tree
-from rlightning.types.tree import to_numpy, tree_map
+from rlightning.types.tree import to_host, to_numpy, tree_map
 
 RESERVED = ("observation", "next_observation", "action", "reward", "terminated", "truncated", "valid", "version")
 """Fields of every block; the extras of a response come beside them."""
@@ -34,12 +34,13 @@ class RolloutBlock:
         """
         self.capacity = capacity
         stops = np.cumsum(num_envs).tolist()
-        self._columns = [slice(stop - count, stop) for stop, count in zip(stops, num_envs, strict=True)]
+        self._slices = [slice(stop - count, stop) for stop, count in zip(stops, num_envs, strict=True)]
         self._width = stops[-1]
         self._rows = [0] * len(num_envs)
         self._closed = [0] * len(num_envs)
         self._fields: dict[str, Tree] = {}
-        self._names: tuple[str, ...] = ()
+        self._columns: list[dict[str, Tree]] = []
+        self._names: set[str] = set()
 
     def add(self, env_id: int, env_ret: EnvRet, response: PolicyResponse) -> None:
         """Close the open row of an env worker by what came of it, and open the next one.
@@ -51,9 +52,9 @@ class RolloutBlock:
 
         Raises:
             ProtocolError: If the block is full.
-            ShapeError: If a field has another shape than in the steps before.
+            ShapeError: If a field has another shape, or numbers of another kind, than in the steps before.
         """
-        row, columns = self._rows[env_id], self._columns[env_id]
+        row = self._rows[env_id]
         if row > self._closed[env_id]:
             self._close(env_id, env_ret)
         if row == self.capacity:
@@ -62,17 +63,17 @@ class RolloutBlock:
             )
         if not self._fields:
             self._allocate(env_ret, response)
-        if tuple(response.extras) != self._names:
-            raise ShapeError(f"a response has the extras {list(response.extras)}, earlier ones {list(self._names)}")
-        fields = self._fields
+        columns, extras = self._columns[env_id], response.extras
+        if extras.keys() != self._names:
+            raise ShapeError(f"a response has the extras {sorted(extras)}, earlier ones {sorted(self._names)}")
         try:
-            _write(fields["observation"], row, columns, env_ret.observation)
-            _write(fields["action"], row, columns, response.action)
+            _write(columns["observation"], row, env_ret.observation)
+            _write(columns["action"], row, response.action)
             for name in self._names:
-                _write(fields[name], row, columns, response.extras[name])
-        except (ValueError, KeyError) as error:
-            raise ShapeError(f"step {row} of env worker {env_id} does not fit the block: {error}") from error
-        fields["version"][row, columns] = response.version
+                _write(columns[name], row, extras[name])
+        except (ValueError, KeyError, TypeError) as error:
+            raise _misfit(row, env_id, error) from error
+        columns["version"][row] = response.version
         self._rows[env_id] = row + 1
 
     def truncate(self, env_id: int, env_ret: EnvRet) -> None:
@@ -89,6 +90,8 @@ class RolloutBlock:
 
         Raises:
             NotEnoughData: If fewer than T' rows are free.
+            ProtocolError: If a row is open.
+            ShapeError: If fields are missing, or are others or of other shapes than those of the block.
         """
         start, count = self._rows[env_id], episode.batch_size[0]
         if start != self._closed[env_id]:
@@ -100,12 +103,16 @@ class RolloutBlock:
         given: dict[str, Any] = to_numpy(episode.to_dict())
         filler = np.ones(episode.batch_size, np.bool_)
         given = {"valid": filler, "version": filler.astype(np.int64) * -1, **given}
+        wanted = {*self._fields, *RESERVED}
+        if not wanted <= given.keys() or (self._fields and given.keys() != wanted):
+            raise ShapeError(f"the episode has the fields {sorted(given)}, the block {sorted(wanted)}")
         if not self._fields:
             self._take_memory(tree_map(lambda leaf: leaf[0], given))
-        if set(given) != set(self._fields):
-            raise ShapeError(f"the episode has the fields {sorted(given)}, the block {sorted(self._fields)}")
-        for name, value in given.items():
-            _write(self._fields[name], slice(start, start + count), self._columns[env_id], value)
+        try:
+            for name, value in given.items():
+                _write(self._columns[env_id][name], slice(start, start + count), value)
+        except (ValueError, KeyError, TypeError) as error:
+            raise _misfit(start, env_id, error) from error
         self._rows[env_id] = self._closed[env_id] = start + count
 
     def sample(self) -> TensorDict:
@@ -138,43 +145,34 @@ class RolloutBlock:
     def size(self) -> int:
         """Count the valid transitions that are whole."""
         return sum(
-            int(self._fields["valid"][:closed, columns].sum())
-            for closed, columns in zip(self._closed, self._columns, strict=True)
-            if closed
+            int(columns["valid"][:closed].sum()) for closed, columns in zip(self._closed, self._columns, strict=False)
         )
 
     def versions(self) -> tuple[int, int]:
         """Give the oldest and the newest version of weights that acted in the block."""
-        held = [
-            self._fields["version"][:rows, columns]
-            for rows, columns in zip(self._rows, self._columns, strict=True)
-            if rows
-        ]
+        held = [columns["version"][:rows] for rows, columns in zip(self._rows, self._columns, strict=False) if rows]
         if not held:
             raise NotEnoughData("the block is empty")
         return min(int(rows.min()) for rows in held), max(int(rows.max()) for rows in held)
 
     def _close(self, env_id: int, env_ret: EnvRet) -> None:
-        row, columns, fields = self._closed[env_id], self._columns[env_id], self._fields
-        fields["reward"][row, columns] = env_ret.reward
-        fields["terminated"][row, columns] = env_ret.terminated
-        fields["truncated"][row, columns] = env_ret.truncated
-        np.logical_not(env_ret.is_reset, out=fields["valid"][row, columns])
-        _write(fields["next_observation"], row, columns, env_ret.observation)
-        if env_ret.final_observation is not None:
-            ended = np.flatnonzero(env_ret.ended)
-            tree_map(
-                lambda dest, final: dest[row, columns].__setitem__(ended, final[ended]),
-                fields["next_observation"],
-                env_ret.final_observation,
-            )
+        row, columns = self._closed[env_id], self._columns[env_id]
+        try:
+            _write(columns["reward"], row, env_ret.reward)
+            _write(columns["terminated"], row, env_ret.terminated)
+            _write(columns["truncated"], row, env_ret.truncated)
+            _write(columns["valid"], row, ~env_ret.is_reset)
+            _write(columns["next_observation"], row, env_ret.observation)
+            if env_ret.final_observation is not None:
+                _write(columns["next_observation"], row, env_ret.final_observation, env_ret.ended)
+        except (ValueError, KeyError, TypeError) as error:
+            raise _misfit(row, env_id, error) from error
         self._closed[env_id] = row + 1
 
     def _allocate(self, env_ret: EnvRet, response: PolicyResponse) -> None:
         clash = [name for name in response.extras if name in RESERVED]
         if clash:
             raise ShapeError(f"the extras {clash} have names of the block's own fields; choose others")
-        self._names = tuple(response.extras)
         self._take_memory(
             {
                 "observation": env_ret.observation,
@@ -191,15 +189,48 @@ class RolloutBlock:
 
     def _take_memory(self, row: dict[str, Tree]) -> None:
         """Make arrays for rows that look like ``row``, whose leaves are [N', ...]."""
-        shape = (self.capacity, self._width)
-        self._fields = tree_map(lambda leaf: np.zeros(shape + leaf.shape[1:], leaf.dtype), row)
-        self._names = tuple(name for name in row if name not in RESERVED)
+        if unnamed := [name for name, tree in row.items() if _has_sequence(tree)]:
+            raise ShapeError(f"{unnamed} are tuples or lists of arrays; give the parts names, as a dict")
+
+        def rows_like(leaf: Any) -> Any:
+            array = np.asarray(to_host(leaf))
+            return np.zeros((self.capacity, self._width, *array.shape[1:]), array.dtype)
+
+        self._fields = tree_map(rows_like, row)
+        self._columns = [tree_map(lambda leaf, at=at: leaf[:, at], self._fields) for at in self._slices]
+        self._names = row.keys() - set(RESERVED)
 
 
-def _write(dest: Tree, row: Any, columns: slice, value: Tree) -> None:
-    if isinstance(dest, np.ndarray):
-        if dest.shape[2:] != value.shape[1 if isinstance(row, int) else 2 :]:
-            raise ValueError(f"got {value.shape}, expected [..., *{dest.shape[2:]}]")
-        dest[row, columns] = value
+def _has_sequence(tree: Tree) -> bool:
+    return isinstance(tree, tuple | list) or (isinstance(tree, dict) and any(map(_has_sequence, tree.values())))
+
+
+def _write(column: Tree, row: int | slice, value: Tree, only: Any = ...) -> None:
+    """Write into the rows of one env worker; nothing is broadcast and no number changes its kind.
+
+    Args:
+        column: Arrays [T, N_worker, ...].
+        row: A row, or a slice of rows.
+        value: Arrays of that many rows.
+        only: Where to write, [N_worker] bool; everywhere by default.
+    """
+    if type(column) is np.ndarray:
+        place = column[row]
+        if type(value) is not np.ndarray or value.shape != place.shape or value.dtype != place.dtype:
+            value = np.asarray(to_host(value))
+            if value.shape != place.shape:
+                raise ValueError(f"got shape {list(value.shape)}, expected {list(place.shape)}")
+            if not np.can_cast(value.dtype, place.dtype, "same_kind"):
+                raise ValueError(f"got {value.dtype}, the block holds {place.dtype}")
+        if only is ...:
+            place[...] = value
+        else:
+            place[only] = value[only]
+    elif isinstance(column, dict) and column.keys() != value.keys():
+        raise ValueError(f"got the parts {sorted(value)}, expected {sorted(column)}")
     else:
-        tree_map(lambda d, v: _write(d, row, columns, v), dest, value)
+        tree_map(lambda part, given: _write(part, row, given, only), column, value)
+
+
+def _misfit(row: int, env_id: int, error: Exception) -> ShapeError:
+    return ShapeError(f"step {row} of env worker {env_id} does not fit the block: {error}")

@@ -8,6 +8,7 @@ from collections import deque
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,10 @@ from rlightning.engine.evaluation import EvalResult, Evaluator, returns_by_task
 from rlightning.engine.interrupt import Interrupt
 from rlightning.engine.recorder import Recorder, SilentRecorder
 from rlightning.env.env_group import EnvGroup
-from rlightning.errors import CheckpointError, ConfigError, ProtocolError
+from rlightning.errors import CheckpointError, ConfigError, ProtocolError, RLightningError, WorkerError
 from rlightning.observability.timer import Timer
 from rlightning.policy.policy_group import PolicyGroup
+from rlightning.runtime import gather
 from rlightning.types import BatchedData
 
 logger = logging.getLogger(__name__)
@@ -95,18 +97,23 @@ class BaseEngine(ABC):
         Raises:
             KeyboardInterrupt: After Ctrl-C, when the epoch is finished and saved.
         """
+        train = self.config.train
+        saved = self.epoch
         with Interrupt() as interrupt:
             self.start()
-            while self.epoch < self.config.train.max_epochs and not interrupt.requested:
+            while self.epoch < train.max_epochs and not interrupt.requested:
                 metrics = self.run_epoch()
-                last = self.epoch == self.config.train.max_epochs or interrupt.requested
+                last = self.epoch == train.max_epochs
                 improved = False
-                if self.evaluator is not None and _due(self.epoch, self.config.train.eval_interval, last):
+                if self.evaluator is not None and _due(self.epoch, train.eval_interval, last):
                     metrics |= self.evaluate()
                     improved = self._is_best(metrics["eval/return_mean"])
                 self._log(metrics)
-                if improved or _due(self.epoch, self.config.train.save_interval, last):
+                if improved or _due(self.epoch, train.save_interval, last):
                     self.save(best=improved or (self.evaluator is None and self._is_best(self.return_mean)))
+                    saved = self.epoch
+            if interrupt.requested and saved < self.epoch:
+                self.save()
         if interrupt.requested:
             raise KeyboardInterrupt
         return RunResult(self.epoch, self.env_steps, self.return_mean, self._evaluation, self._checkpoint)
@@ -202,7 +209,7 @@ class BaseEngine(ABC):
         }
 
     def resume(self, checkpoint: Path | str) -> None:
-        """Go on from a checkpoint; envs whose state was not stored start new episodes.
+        """Go on from a checkpoint; envs whose state could not be stored start new episodes, which is logged.
 
         Raises:
             CheckpointError: If the checkpoint is damaged or does not fit this configuration.
@@ -216,8 +223,16 @@ class BaseEngine(ABC):
             policy, env = state["policy"], state["env"]
         except KeyError as error:
             raise CheckpointError(f"{checkpoint} is not a checkpoint of a run: it lacks {error}") from error
-        self.policy_group.load_training_state(policy)
-        self.env_rets = self.env_group.set_state(env, generation=self.epoch)
+        try:
+            self.policy_group.load_training_state(policy)
+            self.env_rets = self.env_group.set_state(env, generation=self.epoch)
+            gather(self.env_rets.items, self.config.cluster.call_timeout_s)
+        except (WorkerError, ProtocolError) as error:
+            if isinstance(error, WorkerError) and not isinstance(error.__cause__, CheckpointError):
+                raise
+            raise CheckpointError(f"{checkpoint} does not fit this run: {error}") from error
+        if lost := [f"env[{index}]" for index, state in enumerate(env) if state is None]:
+            logger.warning("the state of %s could not be stored: new episodes start there", ", ".join(lost))
 
     @property
     def return_mean(self) -> float:
@@ -240,8 +255,16 @@ class BaseEngine(ABC):
     def __enter__(self) -> BaseEngine:
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except RLightningError as failure:
+            if error is None:
+                raise
+            # A dead worker cannot be closed either; what it died of is what the caller must see.
+            logger.warning("closing failed: %s", failure)
 
     def _count_episodes(self) -> dict[str, float]:
         episodes = self.env_group.pop_episodes()

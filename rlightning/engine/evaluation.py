@@ -12,6 +12,7 @@ from rlightning.env.env_group import EnvGroup
 from rlightning.env.env_worker import Episode
 from rlightning.errors import RLightningError
 from rlightning.policy.policy_group import PolicyGroup
+from rlightning.runtime import gather
 
 _STEPS_BETWEEN_COUNTS = 16
 """Steps between two looks at which episodes have ended; looking costs a call per worker."""
@@ -58,7 +59,13 @@ class Evaluator:
     """
 
     def __init__(
-        self, env_group: EnvGroup, policy_group: PolicyGroup, config: EvalConfig, max_steps: int | None
+        self,
+        env_group: EnvGroup,
+        policy_group: PolicyGroup,
+        config: EvalConfig,
+        max_steps: int | None,
+        *,
+        call_timeout_s: float | None = None,
     ) -> None:
         """Take envs of their own and the policies that act.
 
@@ -67,14 +74,17 @@ class Evaluator:
             policy_group: Its eval policies act.
             config: How to evaluate.
             max_steps: Steps after which unfinished episodes are an error; None is no limit.
+            call_timeout_s: Seconds that one call on a worker may take; None is no limit.
         """
         self._envs, self._policies, self._config, self._max_steps = env_group, policy_group, config, max_steps
+        self._timeout_s = call_timeout_s
 
     def run(self) -> EvalResult:
         """Evaluate; equal weights give equal results.
 
         Raises:
             RLightningError: If episodes are unfinished after ``max_steps``.
+            WorkerError: If an env or a policy failed.
         """
         self._policies.seed_evaluation(self._config.seed)
         self._envs.pop_episodes()
@@ -88,12 +98,19 @@ class Evaluator:
                     f"{left} of {self._config.episodes} evaluation episodes are unfinished after {steps} steps: raise "
                     f"train.max_eval_rollout_steps or set env.max_episode_steps"
                 )
-            for _ in range(_STEPS_BETWEEN_COUNTS):
+            stretch = (
+                _STEPS_BETWEEN_COUNTS
+                if self._max_steps is None
+                else min(_STEPS_BETWEEN_COUNTS, self._max_steps - steps)
+            )
+            for _ in range(stretch):
                 responses = self._policies.rollout_batch(
                     env_rets, evaluation=True, deterministic=self._config.deterministic
                 )
                 env_rets = self._envs.step(responses)
-            steps += _STEPS_BETWEEN_COUNTS
+            steps += stretch
+            # A failure travels on in the futures; without a look at them, unfinished episodes would be waited for.
+            gather(env_rets.items, self._timeout_s)
             for episode in self._envs.pop_episodes():
                 if quotas[episode.worker, episode.sub_env]:
                     quotas[episode.worker, episode.sub_env] -= 1

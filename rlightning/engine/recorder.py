@@ -81,7 +81,7 @@ class CheckpointFolder:
         self._link("last", folder)
         if best:
             self._link("best", folder)
-        self._remove_old()
+        self._remove_old(folder.name)
         return folder
 
     def last(self) -> Path:
@@ -103,8 +103,10 @@ class CheckpointFolder:
         fresh.symlink_to(folder.name)
         fresh.replace(self.path / name)
 
-    def _remove_old(self) -> None:
-        folders = sorted(path for path in self.path.glob("epoch-*") if path.is_dir())
-        for folder in folders[: -self._keep]:
-            if folder != self.best():
-                shutil.rmtree(folder, ignore_errors=True)
+    def _remove_old(self, newest: str) -> None:
+        """Remove what came before the newest checkpoints up to ``newest``; damaged ones of later epochs may be there."""
+        best = self.best()
+        names = sorted(path.name for path in self.path.glob("epoch-*") if path.is_dir() and path.name <= newest)
+        for name in names[: -self._keep]:
+            if best is None or name != best.name:
+                shutil.rmtree(self.path / name, ignore_errors=True)

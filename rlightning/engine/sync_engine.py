@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from rlightning.engine.base_engine import BaseEngine
 from rlightning.errors import ProtocolError
 from rlightning.runtime import Future, gather, wait
-from rlightning.types import BatchedData, EnvRet
+from rlightning.types import BatchedData, EnvRet, PolicyResponse
 
 
 class SyncEngine(BaseEngine):
@@ -39,23 +41,52 @@ class RslEngine(SyncEngine):
     """
 
     def collect(self) -> int:
-        steps = self.config.train.max_rollout_steps
         latest: dict[int, Future[EnvRet]] = dict(self._current())
-        left = dict.fromkeys(latest, steps)
+        left = dict.fromkeys(latest, self.config.train.max_rollout_steps)
+        acted: dict[int, tuple[Future[EnvRet], Future[PolicyResponse]]] = {}
         stored: list[Future[None]] = []
-        while any(left.values()):
-            waiting = {id(latest[env_id]): env_id for env_id, count in left.items() if count}
-            ready, _ = wait([latest[env_id] for env_id in waiting.values()], 1, self.config.cluster.call_timeout_s)
-            env_ids = sorted(waiting[id(future)] for future in ready)
-            env_rets = BatchedData(env_ids, [latest[env_id] for env_id in env_ids])
-            responses = self.policy_group.rollout_batch(env_rets)
-            stepped = self.env_group.step(responses)
-            finished = self.policy_group.postprocess(stepped, responses)
-            stored.append(self.buffer.add_batched_data_async(env_rets, finished))
-            for env_id, future in stepped:
-                latest[env_id] = future
+        while left:
+            ready = self._ready(latest, left)
+            # Only now that these envs have stepped: a worker's calls run in their order, and one that had to wait for
+            # a slow env would hold up those for the quick ones.
+            done = [env_id for env_id in ready if env_id in acted]
+            if done:
+                stored.append(self._finish(done, latest, acted))
+            going = [env_id for env_id in ready if left[env_id]]
+            for env_id in ready:
                 left[env_id] -= 1
+                if left[env_id] < 0:
+                    del left[env_id]
+            if going:
+                responses = self.policy_group.rollout_batch(_pick(latest, going))
+                stepped = self.env_group.step(responses)
+                for env_id, response in responses:
+                    acted[env_id] = latest[env_id], response
+                latest.update(stepped)
         gather(stored, self.config.cluster.call_timeout_s)
-        self.env_rets = BatchedData(list(latest), list(latest.values()))
+        self.env_rets = _pick(latest, list(latest))
         self.buffer.truncate_episodes(self.env_rets)
         return self.buffer.size()
+
+    def _ready(self, latest: dict[int, Future[EnvRet]], env_ids: Iterable[int]) -> list[int]:
+        """Wait for at least one of some env workers; lists those whose latest result is there."""
+        waiting = {id(latest[env_id]): env_id for env_id in env_ids}
+        futures = [latest[env_id] for env_id in waiting.values()]
+        ready, _ = wait(futures, 1, self.config.cluster.call_timeout_s)
+        return sorted(waiting[id(future)] for future in ready)
+
+    def _finish(
+        self,
+        env_ids: list[int],
+        latest: dict[int, Future[EnvRet]],
+        acted: dict[int, tuple[Future[EnvRet], Future[PolicyResponse]]],
+    ) -> Future[None]:
+        """Let the policies finish their answers now that the outcomes are there, and store the steps."""
+        seen = BatchedData(env_ids, [acted[env_id][0] for env_id in env_ids])
+        responses = BatchedData(env_ids, [acted[env_id][1] for env_id in env_ids])
+        finished = self.policy_group.postprocess(_pick(latest, env_ids), responses)
+        return self.buffer.add_batched_data_async(seen, finished)
+
+
+def _pick(latest: dict[int, Future[EnvRet]], env_ids: list[int]) -> BatchedData[Future[EnvRet]]:
+    return BatchedData(env_ids, [latest[env_id] for env_id in env_ids])

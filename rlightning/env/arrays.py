@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -80,15 +79,12 @@ def checked(value: Any, shape: tuple[int, ...], dtype: np.dtype[Any], what: str)
 
 def all_finite(array: np.ndarray[Any, Any]) -> bool:
     """Tell whether no number is NaN or infinite; arrays of whole numbers pass."""
-    if array.dtype.kind != "f":
-        return True
-    # The squared norm is finite only if every number is, and takes a third of the time; it overflows for huge ones.
-    flat = array.ravel()
-    return math.isfinite(flat.dot(flat)) or bool(np.isfinite(flat).all())
+    return array.dtype.kind != "f" or 0 not in np.isfinite(array).tobytes()
 
 
 def any_true(mask: np.ndarray[Any, np.dtype[np.bool_]]) -> bool:
-    """Tell whether any flag is set, in a tenth of the time that ``mask.any()`` takes for a few rows."""
+    """Tell whether any flag is set."""
+    # For a few rows, looking through the bytes takes a tenth of the time of mask.any().
     return 1 in mask.tobytes()
 
 

@@ -87,7 +87,8 @@ class EnvWorker:
         self._last: EnvRet | None = None
         self._is_seeded = False
         self._steps = 0
-        self._returns, self._lengths = np.zeros(n, np.float64), np.zeros(n, np.int64)
+        self._returns = np.zeros(n, np.float64)
+        self._began = np.zeros(n, np.int64)  # the step after which the episode of each row began
         self._episodes: list[Episode] = []
 
     def get_meta(self) -> EnvMeta:
@@ -110,8 +111,7 @@ class EnvWorker:
             self._blame(error, "reset")
         self._is_seeded = True
         self._last = last
-        self._returns[:] = 0.0
-        self._lengths[:] = 0
+        self._begin_episodes(slice(None))
         return ret
 
     def restart(self, generation: int) -> EnvRet:
@@ -140,10 +140,8 @@ class EnvWorker:
         self._last = last
         self._steps += 1
         self._returns += ret.reward
-        self._lengths += 1
         if any_true(ret.is_reset):
-            self._returns[ret.is_reset] = 0.0
-            self._lengths[ret.is_reset] = 0
+            self._begin_episodes(ret.is_reset)
         if ret.final_observation is not None:
             self._close_episodes(ret)
         return ret
@@ -193,7 +191,7 @@ class EnvWorker:
             "steps": self._steps,
             "generation": self._generation,
             "returns": self._returns.copy(),
-            "lengths": self._lengths.copy(),
+            "began": self._began.copy(),
             "episodes": [[e.return_, e.length, e.truncated, e.sub_env] for e in self._episodes],
         }
 
@@ -218,19 +216,22 @@ class EnvWorker:
         self._last = EnvRet(**plain_state.restore(state["last"]))
         self._steps, self._generation = state["steps"], state["generation"]
         self._returns[:] = state["returns"]
-        self._lengths[:] = state["lengths"]
+        self._began[:] = state["began"]
         self._episodes = [self._episode(*values) for values in state["episodes"]]
         return self.current()
 
     def _seeds(self) -> list[int]:
         return sub_env_seeds(self._seed, self._purpose, self._index, self._generation, self._num_envs)
 
+    def _begin_episodes(self, rows: Any) -> None:
+        self._returns[rows] = 0.0
+        self._began[rows] = self._steps
+
     def _close_episodes(self, ret: EnvRet) -> None:
         for row in np.flatnonzero(ret.ended).tolist():
-            is_truncated = not ret.terminated[row]
-            self._episodes.append(self._episode(float(self._returns[row]), int(self._lengths[row]), is_truncated, row))
-            self._returns[row] = 0.0
-            self._lengths[row] = 0
+            return_, length = float(self._returns[row]), int(self._steps - self._began[row])
+            self._episodes.append(self._episode(return_, length, not ret.terminated[row], row))
+            self._begin_episodes(row)
 
     def _episode(self, return_: float, length: int, truncated: bool, sub_env: int) -> Episode:
         return Episode(return_, length, truncated, self._task, self._index, sub_env)

@@ -24,6 +24,7 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from pydantic import BaseModel
 
+from rlightning.env.arrays import Leaf
 from rlightning.errors import CheckpointError
 from rlightning.types import EnvMeta
 
@@ -47,6 +48,7 @@ _KEPT_TYPES: tuple[type[Any], ...] = (
     EnvMeta,
     EnvSpec,
     FunctionType,
+    Leaf,
     MethodType,
     ModuleType,
     PurePath,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,27 +96,27 @@ def build_policy_group(config: Config, env_meta: EnvMeta) -> PolicyGroup:
         config: The whole configuration.
         env_meta: ``EnvGroup.env_meta``: the spaces that the networks must fit.
     """
-    pool = _pool(config)
     learners = _policy_specs(config, PolicyRole.TRAIN)
-    workers = pool.start([*learners, *_policy_specs(config, PolicyRole.EVAL)])
-    group = PolicyGroup(
-        workers[: len(learners)],
-        workers[len(learners) :],
-        config.policy,
-        seed=config.seed,
-        call_timeout_s=config.cluster.call_timeout_s,
-        on_shutdown=pool.stop,
-    )
-    group.init_weight_buffer()
-    group.init(config.train, env_meta, config.evaluation)
+    with _pool(config) as pool:
+        workers = pool.start([*learners, *_policy_specs(config, PolicyRole.EVAL)])
+        group = PolicyGroup(
+            workers[: len(learners)],
+            workers[len(learners) :],
+            config.policy,
+            seed=config.seed,
+            call_timeout_s=config.cluster.call_timeout_s,
+            on_shutdown=pool.stop,
+        )
+        group.init_weight_buffer()
+        group.init(config.train, env_meta, config.evaluation)
     return group
 
 
 def build_data_buffer(config: Config) -> DataBuffer:
     """Start the shards of the data buffer."""
-    pool = _pool(config)
-    shards = pool.start(_buffer_specs(config))
-    return DataBuffer(shards, call_timeout_s=config.cluster.call_timeout_s, on_close=pool.stop)
+    with _pool(config) as pool:
+        shards = pool.start(_buffer_specs(config))
+        return DataBuffer(shards, call_timeout_s=config.cluster.call_timeout_s, on_close=pool.stop)
 
 
 def build_engine(
@@ -136,7 +138,11 @@ def build_engine(
     """
     policy_group.init_router([info.node for info in env_group.infos()])
     evaluator = Evaluator(
-        build_eval_env_group(config), policy_group, config.evaluation, config.train.max_eval_rollout_steps
+        build_eval_env_group(config),
+        policy_group,
+        config.evaluation,
+        config.train.max_eval_rollout_steps,
+        call_timeout_s=config.cluster.call_timeout_s,
     )
     return ENGINES[config.engine](
         config,
@@ -150,27 +156,40 @@ def build_engine(
 
 def assemble(config: Config, *, recorder: Recorder | None = None) -> BaseEngine:
     """Build all parts of a run and the engine that runs it; close the engine at the end."""
-    env_group = build_env_group(config)
-    policy_group = build_policy_group(config, env_group.env_meta)
-    data_buffer = build_data_buffer(config)
-    return build_engine(config, env_group, policy_group, data_buffer, recorder=recorder)
+    with ExitStack() as started:
+        env_group = build_env_group(config)
+        started.callback(env_group.close)
+        policy_group = build_policy_group(config, env_group.env_meta)
+        started.callback(policy_group.shutdown)
+        data_buffer = build_data_buffer(config)
+        started.callback(data_buffer.close)
+        engine = build_engine(config, env_group, policy_group, data_buffer, recorder=recorder)
+        started.pop_all()
+    return engine
 
 
-def _pool(config: Config) -> WorkerPool:
+@contextmanager
+def _pool(config: Config) -> Iterator[WorkerPool]:
+    """Make a pool that ends its workers again if not all that is built on them comes to be."""
     cluster = config.cluster
     remote = [spec for spec in plan_workers(config).all() if spec.remote]
-    return WorkerPool(
+    pool = WorkerPool(
         cluster.ray_address,
         WorkerSetup(config.train.torch_threads, current_run.get().log_dir, config.log.level),
         start_timeout_s=cluster.start_timeout_s,
         total_cpus=sum(spec.num_cpus for spec in remote),
         total_gpus=sum(spec.num_gpus for spec in remote),
     )
+    try:
+        yield pool
+    except BaseException:
+        pool.stop()
+        raise
 
 
 def _env_group(config: Config, specs: list[WorkerSpec]) -> EnvGroup:
-    pool = _pool(config)
-    return EnvGroup(pool.start(specs), call_timeout_s=config.cluster.call_timeout_s, on_close=pool.stop)
+    with _pool(config) as pool:
+        return EnvGroup(pool.start(specs), call_timeout_s=config.cluster.call_timeout_s, on_close=pool.stop)
 
 
 def _train_env_specs(config: Config) -> list[WorkerSpec]:

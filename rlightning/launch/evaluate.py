@@ -6,6 +6,7 @@ import ctypes.util
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,14 +83,28 @@ def evaluate_run(request: EvalRequest, console: Console) -> None:
         console.print(f"            {min(returns):.2f} to {max(returns):.2f}")
         console.print(f"length      {metrics['eval/length_mean']:.1f} steps")
         if request.video is not None:
-            episode = record_episode(engine, config, request.video, request.fps)
+            with console.status("drawing the video ...") as status:
+
+                def count(frames: int) -> None:
+                    status.update(f"drawing the video: {frames} frames")
+
+                episode = record_episode(engine, config, request.video, request.fps, count)
             console.print(
                 f"video       {request.video}: return {episode.return_:.2f}, {episode.length} steps", soft_wrap=True
             )
 
 
-def record_episode(engine: BaseEngine, config: Config, path: Path, fps: int) -> Episode:
+def record_episode(
+    engine: BaseEngine, config: Config, path: Path, fps: int, on_frame: Callable[[int], None] = lambda _: None
+) -> Episode:
     """Play one episode with the policy of an engine and write it as a video.
+
+    Args:
+        engine: An engine whose eval policies have their weights.
+        config: Its configuration; the first env is played.
+        path: An .mp4 or .gif file.
+        fps: Frames per second.
+        on_frame: Called with the number of frames after each.
 
     Returns:
         The episode that is seen.
@@ -109,7 +124,8 @@ def record_episode(engine: BaseEngine, config: Config, path: Path, fps: int) -> 
         frame = _frame(worker, kind)
         with writer(path, **options) as video:
             video.append_data(frame)
-            for _ in range(_LONGEST_VIDEO_STEPS):
+            for frames in range(1, _LONGEST_VIDEO_STEPS):
+                on_frame(frames)
                 responses = engine.policy_group.rollout_batch(
                     BatchedData([0], [LocalFuture(env_ret)]),
                     evaluation=True,
@@ -200,6 +216,8 @@ def _drawable(kind: EnvConfig) -> EnvConfig:
 def _frame(worker: EnvWorker, kind: EnvConfig) -> Any:
     try:
         frame = worker.render()
+    except RLightningError:
+        raise
     except (AttributeError, RuntimeError, OSError, ImportError) as error:
         raise MissingDependency(
             f"{kind.name} cannot be drawn here: {type(error).__name__}: {error}; without a screen it needs libEGL or "

@@ -6,6 +6,7 @@ remembered by a process and not by a checkpoint is found out that way.
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tempfile
@@ -31,6 +32,9 @@ from rlightning.observability.sinks import JsonlSink, read_metrics
 _CONFIG, _METRICS, _STATE = "config.yaml", "metrics.jsonl", "state"
 _NAMED_PATHS = 3
 """Paths that are named where an item differs."""
+
+_STATELESS_ENV = re.compile(r"env\.\d+")
+"""Path of the whole state of an env worker; None there means that it cannot be stored."""
 
 _Select = Callable[[str], bool]
 
@@ -60,7 +64,7 @@ def check_resume(loaded: LoadedConfig, at: int, until: int, console: Console) ->
         console: Where to print.
 
     Returns:
-        Whether nothing differs. What is not stored does not count by itself.
+        Whether nothing differs. That something is not stored counts only if it makes a difference.
 
     Raises:
         RLightningError: If one of the runs fails.
@@ -141,16 +145,16 @@ def _compare_states(left: Mapping[str, Any], right: Mapping[str, Any]) -> Iterat
     for name, select in _PARTS.items():
         paths = [path for path in remaining if select(path)]
         remaining = [path for path in remaining if not select(path)]
-        stored = [path for path in paths if pairs[path] is not None]
         differing = [path for path in paths if path in wrong]
+        lost = [path for path in paths if _STATELESS_ENV.fullmatch(path) and pairs[path] is None]
         if differing:
             shown = ", ".join(differing[:_NAMED_PATHS]) + (", ..." if len(differing) > _NAMED_PATHS else "")
             yield Item(name, "differs", f"{len(differing)} of {len(paths)} values: {shown}")
-        elif not stored:
-            yield Item(name, "not stored", "nothing in the checkpoint")
-        else:
-            digest = short(tree_digest({path: pairs[path] for path in stored}))
-            yield Item(name, "equal", f"{len(stored)} values, digest {digest}")
+        elif lost:
+            yield Item(name, "not stored", f"{', '.join(lost)}: new episodes start after a resume")
+        elif paths:
+            digest = short(tree_digest({path: pairs[path] for path in paths}))
+            yield Item(name, "equal", f"{len(paths)} values, digest {digest}")
 
 
 def _under(*prefixes: str) -> _Select:
@@ -158,7 +162,7 @@ def _under(*prefixes: str) -> _Select:
 
 
 _PARTS: dict[str, _Select] = {
-    "normalisers": lambda path: path.startswith("policy.train.modules") and "normalizer" in path,
+    "normalisers": lambda path: path.startswith("policy.train.modules") and ("normalizer" in path or "scaler" in path),
     "parameters and other buffers": _under("policy.train.modules"),
     "optimizer": _under("policy.train.optimizers", "policy.train.schedulers"),
     "learner's extra state": _under("policy.train.extra"),

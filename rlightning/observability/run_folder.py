@@ -41,16 +41,16 @@ class RunFolder:
     preset: str
 
     @classmethod
-    def create(cls, config: Config, name: str = "", preset: str = "run") -> RunFolder:
+    def create(cls, config: Config, preset: str = "run", name: str = "") -> RunFolder:
         """Make the folder of a new run.
 
         It holds ``config.yaml`` (resolved; a run can be started from it), ``versions.json`` and ``seeds.json``.
 
         Args:
             config: What is run.
+            preset: What the configuration was made from.
             name: Name of the folder in ``train.save_dir``; a number is appended where it is taken. Empty means
                 ``log.name``, and if that is empty too, the preset and the time.
-            preset: What the configuration was made from.
         """
         name = name or config.log.name or f"{preset}-{time.strftime('%Y%m%d-%H%M%S')}"
         run = cls(_make_unused(Path(config.train.save_dir).expanduser().absolute(), name), config, preset)

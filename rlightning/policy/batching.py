@@ -3,12 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from rlightning.errors import ShapeError
 from rlightning.types import EnvRet, PolicyResponse, Tree
-from rlightning.types.tree import concat_rows, split_rows, to_host, tree_leaves, tree_map
+from rlightning.types.tree import concat_rows, split_rows, to_host, tree_map
+
+
+class _Request(EnvRet):
+    """Results of env workers, joined along the rows; each field is copied to the device when it is first read.
+
+    Most policies read the observation alone, and a copy of what nobody reads would be made at every step.
+    """
+
+    __slots__ = ("_device", "_env_rets")
+
+    def __init__(self, env_rets: Sequence[EnvRet], device: str) -> None:
+        self._env_rets, self._device = env_rets, device
+
+    def __getattr__(self, name: str) -> Any:
+        # Only called for a field that was not set yet.
+        if name not in EnvRet.__slots__:
+            raise AttributeError(f"EnvRet has no attribute {name!r}")
+        value = _JOINS.get(name, _join_rows)(name, self._env_rets, self._device)
+        setattr(self, name, value)
+        return value
+
+    @property
+    def num_envs(self) -> int:
+        return sum(ret.num_envs for ret in self._env_rets)
 
 
 def join_requests(env_rets: Sequence[EnvRet], device: str) -> EnvRet:
@@ -16,15 +41,7 @@ def join_requests(env_rets: Sequence[EnvRet], device: str) -> EnvRet:
 
     The policy may write into them: nobody else holds them.
     """
-    return EnvRet(
-        observation=concat_rows([ret.observation for ret in env_rets], device),
-        reward=concat_rows([ret.reward for ret in env_rets], device),
-        terminated=concat_rows([ret.terminated for ret in env_rets], device),
-        truncated=concat_rows([ret.truncated for ret in env_rets], device),
-        is_reset=concat_rows([ret.is_reset for ret in env_rets], device),
-        final_observation=_join_final(env_rets, device),
-        info=_join_info(env_rets, device),
-    )
+    return _Request(env_rets, device)
 
 
 def split_response(response: PolicyResponse, counts: Sequence[int], version: int) -> list[PolicyResponse]:
@@ -34,14 +51,15 @@ def split_response(response: PolicyResponse, counts: Sequence[int], version: int
         ShapeError: If a field has another number of rows than the requests together.
     """
     rows = sum(counts)
-    fields = (response.action, response.env_action, response.extras)
-    for leaf in tree_leaves([field for field in fields if field is not None]):
+
+    def host(leaf: Any) -> Any:
         if leaf.shape[:1] != (rows,):
             raise ShapeError(f"rollout_step answered {tuple(leaf.shape)} to {rows} rows: axis 0 must be the rows [N]")
-    action, env_action = tree_map(to_host, response.action), response.env_action
-    if env_action is not None:
-        env_action = tree_map(to_host, env_action)
-    extras = {name: to_host(value) for name, value in response.extras.items()}
+        return to_host(leaf)
+
+    action = tree_map(host, response.action)
+    env_action = None if response.env_action is None else tree_map(host, response.env_action)
+    extras = {name: host(value) for name, value in response.extras.items()}
     if len(counts) == 1:
         return [PolicyResponse(action, env_action, extras, version)]
     actions = split_rows(action, counts)
@@ -50,15 +68,22 @@ def split_response(response: PolicyResponse, counts: Sequence[int], version: int
     return [PolicyResponse(*fields, version) for fields in zip(actions, env_actions, pieces, strict=True)]
 
 
-def _join_final(env_rets: Sequence[EnvRet], device: str) -> Tree | None:
+def _join_rows(name: str, env_rets: Sequence[EnvRet], device: str) -> Tree:
+    return concat_rows([getattr(ret, name) for ret in env_rets], device)
+
+
+def _join_final(name: str, env_rets: Sequence[EnvRet], device: str) -> Tree | None:
     if all(ret.final_observation is None for ret in env_rets):
         return None
     finals = [ret.observation if ret.final_observation is None else ret.final_observation for ret in env_rets]
     return concat_rows(finals, device)
 
 
-def _join_info(env_rets: Sequence[EnvRet], device: str) -> dict[str, Tree]:
+def _join_info(name: str, env_rets: Sequence[EnvRet], device: str) -> dict[str, Tree]:
     # Envs of different kinds may report different things: what only some report is not for a batch.
     common = set(env_rets[0].info).intersection(*(ret.info for ret in env_rets[1:]))
-    arrays = {name for name in common if isinstance(env_rets[0].info[name], np.ndarray)}
-    return {name: concat_rows([ret.info[name] for ret in env_rets], device) for name in sorted(arrays)}
+    arrays = {key for key in common if isinstance(env_rets[0].info[key], np.ndarray)}
+    return {key: concat_rows([ret.info[key] for ret in env_rets], device) for key in sorted(arrays)}
+
+
+_JOINS = {"final_observation": _join_final, "info": _join_info}

@@ -14,7 +14,8 @@ class RolloutGate:
     """
 
     def __init__(self) -> None:
-        self._condition = threading.Condition()
+        self._lock = threading.Lock()
+        self._condition = threading.Condition(self._lock)
         self._inside = 0
         self._updating = 0
         self._request = _Request(self)
@@ -42,7 +43,7 @@ class _Request:
 
     def __enter__(self) -> None:
         gate = self._gate
-        with gate._condition:
+        with gate._lock:
             while gate._updating:
                 gate._condition.wait()
             gate._inside += 1
@@ -51,7 +52,7 @@ class _Request:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         gate = self._gate
-        with gate._condition:
+        with gate._lock:
             gate._inside -= 1
             if gate._updating and not gate._inside:
                 gate._condition.notify_all()

@@ -128,4 +128,6 @@ def wait(
 
 def resolve(value: Any) -> Any:
     """Open a future; other values pass."""
+    if type(value) is LocalFuture:
+        return value.result()
     return value.result() if isinstance(value, Future) else value

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from rlightning.errors import WorkerError
-from rlightning.runtime.future import Future, LocalFuture
+from rlightning.runtime.future import Future, LocalFuture, resolve
 from rlightning.runtime.handle import WorkerInfo
 
 R = TypeVar("R")
@@ -26,8 +26,7 @@ class LocalHandle:
     def call(self, method: Callable[..., R], *args: Any, **kwargs: Any) -> Future[R]:
         bound: Callable[..., R] = getattr(self.target, method.__name__)
         try:
-            opened = [arg.result() if isinstance(arg, Future) else arg for arg in args]
-            return LocalFuture(bound(*opened, **kwargs))
+            return LocalFuture(bound(*map(resolve, args), **kwargs))
         except Exception as error:
             return LocalFuture(error=self._blame(error, method.__name__))
 

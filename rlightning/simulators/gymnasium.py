@@ -103,22 +103,18 @@ class _Source:
     def build(self, config: EnvConfig) -> EnvLoop | VectorRows:
         """Build the sub-envs that ``config`` asks for."""
         limit = config.max_episode_steps or self.time_limit
-        try:
-            if self._is_native(config, limit):
-                return self._build_native(config, limit)
-            if self.single is None:
-                raise ConfigError(
-                    Problem("env.vectorization", f"{self.name} has a vector implementation only: use native or auto")
-                )
-            with quiet_loading():
-                envs = [self.single(config.max_episode_steps, **config.env_kwargs) for _ in range(config.num_envs)]
-            _check_class(self.name, envs[0], gym.Env)
-            return EnvLoop(envs)
-        except TypeError as error:
-            given = f"env_kwargs {config.env_kwargs}" if config.env_kwargs else "no env_kwargs"
+        if self._is_native(config, limit):
+            return self._build_native(config, limit)
+        if self.single is None:
             raise ConfigError(
-                Problem("env.env_kwargs", f"{self.name} cannot be built with {given}: {error}")
-            ) from error
+                Problem("env.vectorization", f"{self.name} has a vector implementation only: use native or auto")
+            )
+        return EnvLoop(
+            [
+                self._call(self.single, gym.Env, time_limit=config.max_episode_steps, **config.env_kwargs)
+                for _ in range(config.num_envs)
+            ]
+        )
 
     def _is_native(self, config: EnvConfig, limit: int | None) -> bool:
         if config.vectorization == "sync":
@@ -134,15 +130,24 @@ class _Source:
     def _build_native(self, config: EnvConfig, limit: int | None) -> VectorRows:
         takes_limit = self._takes({**config.env_kwargs, **_limited(limit)})
         kwargs = {**self.native_kwargs, **config.env_kwargs, **(_limited(limit) if takes_limit else {})}
-        assert self.native is not None
-        with quiet_loading():
-            env = self.native(num_envs=config.num_envs, **kwargs)
-        _check_class(self.name, env, gym.vector.VectorEnv)
+        env = self._call(self.native, gym.vector.VectorEnv, num_envs=config.num_envs, **kwargs)
         if env.num_envs != config.num_envs:
             raise ConfigError(
                 Problem("env.num_envs", f"{self.name} was asked for {config.num_envs} sub-envs and has {env.num_envs}")
             )
         return VectorRows(env, time_limit=None if takes_limit else limit)
+
+    def _call(self, creator: Callable[..., Any] | None, wanted: type[Any], **kwargs: Any) -> Any:
+        assert creator is not None
+        try:
+            with quiet_loading():
+                env = creator(**kwargs)
+        except TypeError as error:
+            raise ConfigError(Problem("env.env_kwargs", f"{self.name} cannot be built: {error}")) from error
+        if not isinstance(env, wanted):
+            kind = f"{wanted.__module__.partition('.')[0]}.{wanted.__name__}"
+            raise ConfigError(Problem("env.name", f"{self.name} built a {type(env).__name__}, which is no {kind}"))
+        return env
 
     def _takes(self, kwargs: dict[str, Any]) -> bool:
         """Tell whether the native vector env has these arguments."""
@@ -156,15 +161,6 @@ class _Source:
 
 def _limited(limit: int | None) -> dict[str, int]:
     return {} if limit is None else {"max_episode_steps": limit}
-
-
-def _check_class(name: str, env: Any, wanted: type[Any]) -> None:
-    if not isinstance(env, wanted):
-        raise ConfigError(
-            Problem(
-                "env.name", f"{name} built a {type(env).__name__}, which is no {wanted.__module__}.{wanted.__name__}"
-            )
-        )
 
 
 def _find(name: str) -> _Source:

@@ -18,6 +18,10 @@ def tree_map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
     >>> tree_map(lambda a, b: a + b, {"x": 1, "y": (2, 3)}, {"x": 10, "y": (20, 30)})
     {'x': 11, 'y': (22, 33)}
     """
+    kind = type(tree)
+    if kind is np.ndarray or kind is torch.Tensor:
+        # Most trees are one array: this comes first, since it is asked several times per env step.
+        return function(tree, *others)
     if isinstance(tree, dict):
         return {key: tree_map(function, value, *(other[key] for other in others)) for key, value in tree.items()}
     if isinstance(tree, tuple):
@@ -41,7 +45,7 @@ def tree_leaves(tree: Tree) -> list[Any]:
 
 def to_host(leaf: Any) -> Any:
     """Turn a tensor into the array that shares its memory (after one copy off a device); others pass."""
-    return leaf.detach().cpu().numpy() if isinstance(leaf, torch.Tensor) else leaf
+    return leaf.numpy(force=True) if isinstance(leaf, torch.Tensor) else leaf
 
 
 def to_numpy(tree: Tree) -> Tree:
@@ -51,23 +55,24 @@ def to_numpy(tree: Tree) -> Tree:
 
 def owned_tensor(leaf: Any, device: str = "cpu") -> torch.Tensor:
     """Copy an array or tensor into a tensor on ``device`` that nobody else holds."""
-    if isinstance(leaf, torch.Tensor):
-        return leaf.to(device, copy=True)
-    tensor = torch.tensor(leaf) if not isinstance(leaf, np.ndarray) else torch.from_numpy(leaf.copy())
-    return tensor if device == "cpu" else tensor.to(device)
+    if type(leaf) is np.ndarray:
+        tensor = torch.from_numpy(leaf.copy())
+        return tensor if device == "cpu" else tensor.to(device)
+    return leaf.to(device, copy=True) if isinstance(leaf, torch.Tensor) else torch.tensor(leaf, device=device)
 
 
 def concat_rows(trees: Sequence[Tree], device: str = "cpu") -> Tree:
     """Join trees of arrays along axis 0 into owned tensors on ``device``."""
+    first = trees[0]
     if len(trees) == 1:
-        return tree_map(lambda leaf: owned_tensor(leaf, device), trees[0])
+        return tree_map(lambda leaf: owned_tensor(leaf, device), first)
 
     def join(*leaves: Any) -> torch.Tensor:
         if isinstance(leaves[0], torch.Tensor):
             return torch.cat(leaves).to(device)
         return torch.from_numpy(np.concatenate(leaves)).to(device)
 
-    return tree_map(join, trees[0], *trees[1:])
+    return tree_map(join, first, *trees[1:])
 
 
 def split_rows(tree: Tree, counts: Sequence[int]) -> list[Tree]:

@@ -1,0 +1,106 @@
+"""The generated references say everything, and the pages' examples work."""
+
+import importlib
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlightning import registry
+from rlightning.config import Config, EnvConfig
+from rlightning.types import PolicyResponse
+from tests.architecture.source import ROOT
+
+DOCS = ROOT / "docs"
+
+
+@pytest.fixture(scope="module")
+def config_reference():
+    return import_extension("config_reference")
+
+
+def import_extension(name):
+    sys.path.insert(0, str(DOCS / "_ext"))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(str(DOCS / "_ext"))
+
+
+def sections(module, section):
+    yield section
+    for field in section.model_fields.values():
+        inner = module.subsection(field.annotation)
+        if inner is not None:
+            yield from sections(module, inner)
+
+
+def all_sections(module):
+    yield from sections(module, Config)
+    for name in registry.names("policy"):
+        policy = registry.lookup("policy", name)
+        for owner in (policy.ModelOptions, policy.AlgoOptions):
+            yield from sections(module, owner) if owner else ()
+
+
+def test_every_option_has_a_meaning_under_it(config_reference):
+    missing = [
+        f"{section.__name__}.{name}"
+        for section in all_sections(config_reference)
+        for name, field in section.model_fields.items()
+        if config_reference.subsection(field.annotation) is None and name not in config_reference.meanings(section)
+    ]
+    assert missing == []
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        "`max_epochs`\n: Epochs of the whole run.\n  <br>*whole number ≥ 1; default `100`*",
+        "`name`\n: Name of the env: a Gymnasium id such as `HalfCheetah-v5`, or what the backend understands.\n"
+        "  <br>*text; required*",
+        "`max_grad_norm`\n: Gradients are scaled down to this global L2 norm; null leaves them.\n"
+        "  <br>*number > 0, or `null`; default `0.5`*",
+        '`buffer_strategy`\n: "None": weights go straight in, between two requests.\n'
+        "  <br>*`None` or `Double` or `Shared` or `Sharded`; default `None`*",
+        "## `env[]`\n",
+        "## `policy.algo_cfg` of ppo\n",
+    ],
+)
+def test_an_option_shows_meaning_type_limits_and_default(config_reference, entry):
+    assert entry in config_reference.render()
+
+
+def test_metrics_show_unit_and_meaning():
+    assert "| `policy/version` | updates | " in import_extension("metrics_reference").render()
+
+
+def code_blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
+
+
+def test_the_env_of_the_page_about_envs_works():
+    (code,) = code_blocks(DOCS / "guide" / "own-env.md", "python")
+    names = {}
+    exec(code, names)  # noqa: S102 -- our own page
+    env = names["PointEnv"](EnvConfig(name="point", num_envs=2))
+    start = env.reset(seed=[1, 2]).observation.copy()
+    for _ in range(50):
+        result = env.step(PolicyResponse(np.full((2, 1), 0.5, np.float32)))
+    # 50 steps of 0.5 are 25, and the line ends at 10; then the next episode starts within 5 of 0.
+    assert start.min() > -5.0
+    assert result.final_observation.tolist() == [[10.0], [10.0]]
+    assert result.reward.tolist() == [-10.0, -10.0]
+    assert result.truncated.all()
+    assert np.abs(result.observation).max() <= 5.0
+
+
+PAGES = [*ROOT.glob("*.md"), *DOCS.glob("*.md"), *DOCS.glob("guide/*.md"), *DOCS.glob("reference/*.md")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_a_page_links_to_files_that_exist(page):
+    targets = re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text("utf-8"))
+    assert [target for target in targets if not (page.parent / target).exists()] == []

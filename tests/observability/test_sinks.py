@@ -1,0 +1,119 @@
+"""The local log is append-only; services are optional."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlightning.config import LogConfig
+from rlightning.errors import MissingDependency
+from rlightning.observability.sinks import JsonlSink, Sinks, TensorBoardSink, WandbSink, read_metrics
+
+
+def test_lines_are_there_as_soon_as_they_are_logged(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    sink = JsonlSink(path)
+    sink.log(256, {"train/lr": 0.1})
+    assert json.loads(path.read_text())["train/lr"] == 0.1
+    sink.close()
+    sink.close()
+
+
+def test_numbers_come_back_exactly_and_non_finite_ones_too(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    sink = JsonlSink(path)
+    sink.log(1, {"a": 0.1 + 0.2, "b": math.inf, "c": -math.inf, "d": math.nan, "e": 1e-300})
+    sink.close()
+    (row,) = read_metrics(path)
+    assert row["a"] == 0.1 + 0.2
+    assert row["b"] == math.inf
+    assert row["c"] == -math.inf
+    assert math.isnan(row["d"])
+    assert row["e"] == 1e-300
+    # Other programs read it as well: JSON has no NaN.
+    json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+
+def test_a_resumed_run_appends_and_readers_leave_out_what_it_supersedes(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    first = JsonlSink(path)
+    for step in (10, 20, 30):
+        first.log(step, {"loss": float(step)})
+    first.close()
+    before = path.read_bytes()
+
+    # The newest checkpoint is that of step 20: step 30 is lost and done again.
+    second = JsonlSink(path)
+    second.mark_resumed(20)
+    second.log(30, {"loss": -30.0})
+    second.close()
+
+    assert path.read_bytes().startswith(before)
+    assert read_metrics(path) == [{"step": 10, "loss": 10.0}, {"step": 20, "loss": 20.0}, {"step": 30, "loss": -30.0}]
+
+
+def test_steps_that_a_resumed_run_has_not_reached_yet_are_not_shown(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    sink = JsonlSink(path)
+    for step in (10, 20, 30):
+        sink.log(step, {"loss": 1.0})
+    sink.mark_resumed(10)
+    sink.close()
+    assert [row["step"] for row in read_metrics(path)] == [10]
+
+
+def test_a_line_that_a_crash_cut_is_skipped_and_not_joined_with_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 10, "loss": 1.0}\n{"step": 20, "lo')
+    sink = JsonlSink(path)
+    sink.log(20, {"loss": 2.0})
+    sink.close()
+    assert read_metrics(path) == [{"step": 10, "loss": 1.0}, {"step": 20, "loss": 2.0}]
+
+
+def test_metrics_of_one_step_are_joined(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    sink = JsonlSink(path)
+    sink.log(10, {"a": 1.0, "b": 1.0})
+    sink.log(10, {"b": 2.0})
+    sink.close()
+    assert read_metrics(path) == [{"step": 10, "a": 1.0, "b": 2.0}]
+
+
+def test_a_sink_that_fails_to_close_does_not_keep_the_others_open() -> None:
+    class Broken:
+        def log(self, step: int, metrics: object) -> None: ...
+
+        def close(self) -> None:
+            raise OSError("disk full")
+
+    class Closes:
+        closed = False
+
+        def log(self, step: int, metrics: object) -> None: ...
+
+        def close(self) -> None:
+            self.closed = True
+
+    last = Closes()
+    with pytest.raises(OSError, match="disk full"):
+        Sinks([Broken(), last]).close()
+    assert last.closed
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_tensorboard_gets_event_files(tmp_path: Path) -> None:
+    sink = TensorBoardSink(tmp_path)
+    sink.log(10, {"train/lr": 0.1})
+    sink.close()
+    assert [path for path in tmp_path.iterdir() if "tfevents" in path.name]
+
+
+def test_a_missing_service_names_the_extra_that_brings_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(MissingDependency, match=r"rlightning\[wandb\]"):
+        WandbSink(LogConfig(), "run", tmp_path, {})
