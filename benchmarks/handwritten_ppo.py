@@ -10,6 +10,7 @@ once per rollout in one batch, a time limit bootstrapped from the value of the f
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
 from typing import Any
 
@@ -275,9 +276,11 @@ def main() -> None:
     trainer = Trainer(settings)
     clock = IterationClock()
     for _ in range(settings.iterations):
+        start = time.perf_counter()
         trainer.collect()
+        collected = time.perf_counter()
         trainer.learn()
-        clock.tick(int(trainer.rollout.valid.sum()))
+        clock.tick(int(trainer.rollout.valid.sum()), collected - start)
     mean_return = round(float(np.mean(trainer.returns)), 2) if trainer.returns else None
     print_run("handwritten", settings, clock, ["torch", "numpy", "gymnasium"], mean_return=mean_return)
 

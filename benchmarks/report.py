@@ -25,17 +25,25 @@ class IterationClock:
         self._ends: list[float] = []
         self._cpu: list[float] = []
         self._transitions: list[int] = []
+        self._collect_s: list[float] = []
         self.restart()
 
     def restart(self) -> None:
         """Start now, where building took place in between."""
         self._start = time.perf_counter()
 
-    def tick(self, transitions: int) -> None:
-        """Close an iteration that collected so many transitions."""
+    def tick(self, transitions: int, collect_s: float | None = None) -> None:
+        """Close an iteration that collected so many transitions.
+
+        Args:
+            transitions: Of all sub-envs.
+            collect_s: Seconds of the iteration that went into collecting, where that is known.
+        """
         self._ends.append(time.perf_counter())
         self._cpu.append(time.process_time())
         self._transitions.append(transitions)
+        if collect_s is not None:
+            self._collect_s.append(collect_s)
 
     def summary(self) -> dict[str, Any]:
         """Summarise the run; the rate leaves out the first iteration, which pays for warming up.
@@ -47,6 +55,10 @@ class IterationClock:
             raise ValueError(f"{len(self._ends)} iterations measured, 2 wanted: raise --iterations")
         seconds, transitions = self._ends[-1] - self._ends[0], sum(self._transitions[1:])
         cpu_seconds = self._cpu[-1] - self._cpu[0]
+        parts = {}
+        if self._collect_s:
+            collect_ms = 1e3 * sum(self._collect_s[1:]) / (len(self._ends) - 1)
+            parts = {"collect_ms": round(collect_ms, 3)}
         return {
             "iterations": len(self._ends),
             "transitions": sum(self._transitions),
@@ -55,6 +67,7 @@ class IterationClock:
             "ms_per_iteration": round(1e3 * seconds / (len(self._ends) - 1), 3),
             "cpu_ms_per_iteration": round(1e3 * cpu_seconds / (len(self._ends) - 1), 3),
             "steps_per_s": round(transitions / seconds, 1),
+            **parts,
         }
 
 

@@ -29,6 +29,9 @@ def overrides(settings: Settings) -> list[str]:
         "train.save_interval=0",
         "policy.model_cfg.hidden_sizes=[64,64]",
         "policy.model_cfg.activation=tanh",
+        "policy.model_cfg.share_encoder=false",
+        "policy.model_cfg.box_actions=clip",
+        "policy.model_cfg.log_std_init=0.0",
         f"policy.model_cfg.normalize_observation={normalise}",
         f"policy.algo_cfg.scale_reward={normalise}",
         f"policy.algo_cfg.gamma={settings.gamma}",
@@ -39,6 +42,8 @@ def overrides(settings: Settings) -> list[str]:
         f"policy.algo_cfg.value_coef={settings.value_coef}",
         "policy.algo_cfg.entropy_coef=0.0",
         "policy.algo_cfg.target_kl=null",
+        "policy.algo_cfg.value_clip=null",
+        "policy.algo_cfg.normalize_advantage=true",
         "policy.optim_cfg.schedule=constant",
         f"policy.optim_cfg.max_grad_norm={settings.max_grad_norm}",
         "log.progress=false",
@@ -56,7 +61,7 @@ def run(config: Config, clock: IterationClock) -> float:
             before = engine.env_steps
             metrics = engine.run_epoch()
             engine.recorder.log(engine.epoch, engine.env_steps, metrics)
-            clock.tick(engine.env_steps - before)
+            clock.tick(engine.env_steps - before, metrics["time/collect_s"])
         return engine.return_mean
 
 

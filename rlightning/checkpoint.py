@@ -37,9 +37,13 @@ def save_state(folder: Path | str, states: Mapping[str, Any]) -> Path:
         states: Nested state by name; the names become file names.
 
     Raises:
-        CheckpointError: If a leaf cannot be stored; names its path.
+        CheckpointError: If a key or a leaf cannot be stored; names its path.
+        ValueError: If a name cannot be that of a file.
     """
     folder = Path(folder)
+    for name in states:
+        if Path(name).name != name or f"{name}.json" == _MANIFEST:
+            raise ValueError(f"a state cannot be called {name!r}: its name becomes that of a file")
     folder.parent.mkdir(parents=True, exist_ok=True)
     fresh = folder.parent / f".{folder.name}.new-{os.getpid()}"
     shutil.rmtree(fresh, ignore_errors=True)
@@ -47,10 +51,9 @@ def save_state(folder: Path | str, states: Mapping[str, Any]) -> Path:
     try:
         sums: dict[str, str] = {}
         for name, state in states.items():
-            tensors: dict[str, torch.Tensor] = {}
-            structure = _encode(state, name, tensors)
-            _write(fresh / f"{name}.json", json.dumps(structure, indent=1).encode(), sums)
-            _write(fresh / f"{name}.safetensors", save_tensors(tensors), sums)
+            structure, tensors = _serialise(name, state)
+            _write(fresh / f"{name}.json", structure, sums)
+            _write(fresh / f"{name}.safetensors", tensors, sums)
         _write(fresh / _MANIFEST, json.dumps({"format": FORMAT, "sha256": sums}, indent=1).encode(), {})
         _replace(fresh, folder)
     finally:
@@ -84,7 +87,7 @@ def load_state(folder: Path | str, names: Iterable[str] | None = None) -> dict[s
             raise CheckpointError(f"{file} is not a safetensors file: {error}") from error
         try:
             states[name] = _decode(structure, tensors)
-        except (KeyError, TypeError, ValueError, IndexError) as error:
+        except (KeyError, TypeError, ValueError, IndexError, RecursionError) as error:
             raise CheckpointError(
                 f"{folder / name}.json does not describe what {file.name} holds: {error!r}"
             ) from error
@@ -120,33 +123,60 @@ def newest_whole(parent: Path | str) -> Path:
     raise CheckpointError(f"no checkpoint in {parent} is whole; damaged: {', '.join(path.name for path in folders)}")
 
 
+def _serialise(name: str, state: Any) -> tuple[bytes, bytes]:
+    tensors: dict[str, torch.Tensor] = {}
+    try:
+        structure = json.dumps(_encode(state, name, tensors), indent=1).encode()
+        return structure, save_tensors(tensors)
+    except (KeyError, ValueError, RecursionError, SafetensorError) as error:
+        # A dtype that safetensors does not know, an integer of more than 4300 digits, or no end of nesting.
+        raise CheckpointError(f"{name} cannot be stored: {error}") from error
+
+
 def _encode(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
+    if isinstance(value, np.generic):
+        value = value.item()
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    if isinstance(value, np.generic):
-        return value.item()
     if isinstance(value, torch.Tensor):
-        tensors[path] = value.detach().to("cpu", copy=True).contiguous()
-        return {"__tensor__": path}
+        return {"__tensor__": _keep(value, path, tensors)}
     if isinstance(value, np.ndarray):
         try:
-            tensors[path] = torch.from_numpy(np.array(value, order="C"))
+            tensor = torch.from_numpy(np.array(value, value.dtype.newbyteorder("="), order="C"))
         except TypeError as error:
             raise CheckpointError(f"{path} cannot be stored: {error}") from error
-        return {"__array__": path}
+        return {"__array__": _keep(tensor, path, tensors)}
     if isinstance(value, tuple):
         return {"__tuple__": [_encode(item, f"{path}.{i}", tensors) for i, item in enumerate(value)]}
     if isinstance(value, list):
         return [_encode(item, f"{path}.{i}", tensors) for i, item in enumerate(value)]
     if isinstance(value, Mapping):
-        plain = all(isinstance(key, str) and key not in _MARKS for key in value)
-        if plain:
-            return {key: _encode(item, f"{path}.{key}", tensors) for key, item in value.items()}
-        return {"__items__": [[key, _encode(item, f"{path}.{key}", tensors)] for key, item in value.items()]}
+        items = [(_encode_key(key, path), _encode(item, f"{path}.{key}", tensors)) for key, item in value.items()]
+        plain = all(isinstance(key, str) and key not in _MARKS for key, _ in items)
+        return dict(items) if plain else {"__items__": items}
     raise CheckpointError(
         f"{path} cannot be stored: a {type(value).__module__}.{type(value).__qualname__} is neither a tensor, an "
         f"array, a number, a string, a boolean, None, nor a dict, list or tuple of these"
     )
+
+
+def _encode_key(key: Any, path: str) -> Any:
+    plain = key.item() if isinstance(key, np.generic) else key
+    if plain is None or isinstance(plain, bool | int | float | str):
+        return plain
+    raise CheckpointError(f"{path} cannot be stored: its key {key!r} is neither a string, a number, a boolean nor None")
+
+
+def _keep(tensor: torch.Tensor, path: str, tensors: dict[str, torch.Tensor]) -> str:
+    """Add a tensor under a name that no other one has: keys with dots, or 1 beside "1", give equal paths."""
+    name = path
+    while name in tensors:
+        name += "'"
+    try:
+        tensors[name] = tensor.detach().to("cpu", copy=True).contiguous()
+    except RuntimeError as error:
+        raise CheckpointError(f"{path} cannot be stored: {error}") from error
+    return name
 
 
 def _decode(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
@@ -179,7 +209,11 @@ def _replace(fresh: Path, folder: Path) -> None:
         old = folder.parent / f".{folder.name}.old-{os.getpid()}"
         shutil.rmtree(old, ignore_errors=True)
         folder.rename(old)
-        fresh.rename(folder)
+        try:
+            fresh.rename(folder)
+        except BaseException:
+            old.rename(folder)
+            raise
         shutil.rmtree(old, ignore_errors=True)
     else:
         fresh.rename(folder)

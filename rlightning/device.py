@@ -13,14 +13,3 @@ def pick_device(num_gpus: float) -> str:
 def available_gpus() -> int:
     """Count the GPUs that torch sees in this process."""
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
-
-
-def collective_backend(device: str) -> str:
-    """Name the torch.distributed backend that serves a device."""
-    return "nccl" if device.startswith("cuda") else "gloo"
-
-
-def synchronize(device: str) -> None:
-    """Wait for the kernels of ``device``; nothing to do on the CPU."""
-    if device.startswith("cuda"):
-        torch.cuda.synchronize(device)

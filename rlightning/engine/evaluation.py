@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -91,18 +92,14 @@ class Evaluator:
         quotas = dict(zip(self._envs.sub_envs, share_out(self._config.episodes, self._envs.num_envs), strict=True))
         counted: list[Episode] = []
         env_rets = self._envs.reset(reseed=True)
-        steps = 0
+        steps, limit = 0, math.inf if self._max_steps is None else self._max_steps
         while left := sum(quotas.values()):
-            if self._max_steps is not None and steps >= self._max_steps:
+            if steps >= limit:
                 raise RLightningError(
                     f"{left} of {self._config.episodes} evaluation episodes are unfinished after {steps} steps: raise "
                     f"train.max_eval_rollout_steps or set env.max_episode_steps"
                 )
-            stretch = (
-                _STEPS_BETWEEN_COUNTS
-                if self._max_steps is None
-                else min(_STEPS_BETWEEN_COUNTS, self._max_steps - steps)
-            )
+            stretch = int(min(_STEPS_BETWEEN_COUNTS, limit - steps))
             for _ in range(stretch):
                 responses = self._policies.rollout_batch(
                     env_rets, evaluation=True, deterministic=self._config.deterministic

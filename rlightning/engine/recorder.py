@@ -104,7 +104,7 @@ class CheckpointFolder:
         fresh.replace(self.path / name)
 
     def _remove_old(self, newest: str) -> None:
-        """Remove what came before the newest checkpoints up to ``newest``; damaged ones of later epochs may be there."""
+        """Keep the newest ones up to ``newest``; a run that was resumed may have damaged ones of later epochs."""
         best = self.best()
         names = sorted(path.name for path in self.path.glob("epoch-*") if path.is_dir() and path.name <= newest)
         for name in names[: -self._keep]:

@@ -175,7 +175,7 @@ def _pool(config: Config) -> Iterator[WorkerPool]:
     remote = [spec for spec in plan_workers(config).all() if spec.remote]
     pool = WorkerPool(
         cluster.ray_address,
-        WorkerSetup(config.train.torch_threads, current_run.get().log_dir, config.log.level),
+        WorkerSetup(config.train.torch_threads, config.seed, current_run.get().log_dir, config.log.level),
         start_timeout_s=cluster.start_timeout_s,
         total_cpus=sum(spec.num_cpus for spec in remote),
         total_gpus=sum(spec.num_gpus for spec in remote),

@@ -80,7 +80,6 @@ for _name, _unit, _meaning in (
     ("time/learn_s", "s", "Time of this epoch in which the learner took the data and trained."),
     ("time/publish_s", "s", "Time of this epoch in which new weights went to the eval policies."),
     ("time/evaluate_s", "s", "Time of this epoch spent in evaluation."),
-    ("time/save_s", "s", "Time of this epoch spent in writing a checkpoint."),
     ("time/total_s", "s", "Time of this epoch: collect, learn and publish."),
     ("progress/epoch", "epochs", "Finished epochs."),
     ("progress/env_steps", "steps", "Env steps since the start, all sub-envs together; the x axis of all metrics."),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
@@ -22,9 +23,10 @@ from rlightning.config import OptimConfig, PolicyConfig, Section, TrainConfig
 from rlightning.device import pick_device
 from rlightning.errors import CheckpointError, ConfigError, ProtocolError, WeightSyncError
 from rlightning.observability.timer import Timer
-from rlightning.policy.batching import join_requests, split_response
+from rlightning.policy.batching import join_requests, own_response, split_response
 from rlightning.policy.gate import RolloutGate
 from rlightning.types import EnvMeta, EnvRet, PolicyResponse
+from rlightning.types.tree import tree_leaves
 from rlightning.weights.bundle import (
     Bundle,
     NamedTensors,
@@ -114,8 +116,8 @@ class BasePolicy(nn.Module, ABC):
         dataset: What ``update_dataset`` left for ``train``.
         world_size: Train policies that train together.
         epoch: Finished calls of ``train``.
-        version: Version of the weights: on the learner the number of finished ``train`` calls, on an eval policy that
-            of the bundle it acts with, -1 before the first.
+        version: Version of the weights: on the learner it grows by one with each ``train`` and each reset, on an eval
+            policy it is that of the bundle it acts with, -1 before the first.
         generator: Source of all randomness of this policy; in evaluation another one takes its place.
         train_config: The training options; only on a learner.
         model_options, algo_options: The validated ``model_cfg`` and ``algo_cfg`` where the class declares
@@ -162,6 +164,8 @@ class BasePolicy(nn.Module, ABC):
 
         Args:
             env_meta: Spaces of one sub-env; None where the caller gave none.
+            *args: For callers of your own; the framework passes none.
+            **kwargs: Likewise.
 
         Raises:
             UnsupportedSpace: If the algorithm cannot serve a space.
@@ -198,7 +202,12 @@ class BasePolicy(nn.Module, ABC):
     def postprocess(
         self, env_ret: EnvRet | None = None, policy_resp: PolicyResponse | None = None
     ) -> PolicyResponse | None:
-        """Finish an answer after the envs stepped, on the eval side; runs under ``torch.inference_mode``."""
+        """Finish an answer after the envs stepped, on the eval side; runs under ``torch.inference_mode``.
+
+        Args:
+            env_ret: What came of the answer, as tensors on ``self.device``.
+            policy_resp: The answer, likewise.
+        """
         return policy_resp
 
     def get_trainable_parameters(self) -> NamedTensors:
@@ -281,10 +290,15 @@ class BasePolicy(nn.Module, ABC):
     def reset_training_state(
         self, train_config: TrainConfig, env_meta: EnvMeta | None = None, seed: int | None = None
     ) -> None:
-        """Bring networks and optimizer back to their initial state, as after a warm-up."""
+        """Bring networks and optimizer back to their initial state, as after a warm-up.
+
+        The version goes on: the initial weights come anew, and eval policies take nothing that is older than theirs.
+        """
+        version = self.version
         if seed is not None:
             self.set_seed(seed)
         self.init_train(train_config, env_meta if env_meta is not None else self.env_meta)
+        self.version = version + 1
         self.dataset = None
 
     def eval(self) -> BasePolicy:
@@ -339,16 +353,18 @@ class BasePolicy(nn.Module, ABC):
             if type(self).postprocess is BasePolicy.postprocess:
                 return policy_resp
             request = None if env_ret is None else join_requests([env_ret], self.device)
-            result = self.postprocess(request, policy_resp)
+            response = None if policy_resp is None else own_response(policy_resp, self.device)
+            result = self.postprocess(request, response)
             if result is None:
                 return None
-            rows = result.action.shape[0]
+            rows = len(tree_leaves(result.action)[0])
             return split_response(result, [rows], result.version)[0]
 
     # Weights
 
     def export_bundle(self) -> Bundle:
         """Copy all that acts, with its version; only on a learner."""
+        self._require_init("export_bundle")
         with self._timer.measure("export"):
             return pack(self.get_trainable_parameters(), self.version)
 
@@ -362,6 +378,7 @@ class BasePolicy(nn.Module, ABC):
             WeightSyncError: If it does not fit or is older than the one in force; the old one stays in force, and the
                 next request and the next wait raise the error too.
         """
+        self._require_init("import_bundle")
         try:
             if bundle.version < self.version:
                 raise WeightSyncError(f"weights of version {bundle.version} came after those of version {self.version}")
@@ -407,22 +424,15 @@ class BasePolicy(nn.Module, ABC):
 
     def get_training_state(self) -> dict[str, Any]:
         """Give all that a resumed run needs of this policy, copied."""
-        members = vars(self).items()
-        optimizers = {name: value.state_dict() for name, value in members if isinstance(value, torch.optim.Optimizer)}
-        schedulers = {
-            name: value.state_dict()
-            for name, value in members
-            if isinstance(value, torch.optim.lr_scheduler.LRScheduler)
-        }
         state = {
             "role": self.role_type.value,
             "epoch": self.epoch,
             "version": self.version,
             "modules": self._all_tensors(),
-            "optimizers": optimizers,
-            "schedulers": schedulers,
+            **{kind: {name: value.state_dict() for name, value in held.items()} for kind, held in self._steppers()},
             "generator": self.generator.get_state(),
             "evaluation_generator": self._evaluation_generator.get_state(),
+            "global_generators": _global_generators(),
             "extra": self.extra_training_state(),
         }
         cloned: dict[str, Any] = clone_checkpoint_value(state)
@@ -436,10 +446,12 @@ class BasePolicy(nn.Module, ABC):
             act_only: Load just modules and version, from the state of a policy of any role.
 
         Raises:
-            CheckpointError: If the state belongs to another network or another role.
+            CheckpointError: If the state belongs to another network or another role; nothing is changed then.
         """
         own = self._all_tensors()
         try:
+            if not act_only:
+                self._check_fits(state)
             check_same_layout(own, state["modules"], type(self).__name__, state["version"])
             with torch.no_grad():
                 for name, tensor in own.items():
@@ -447,18 +459,30 @@ class BasePolicy(nn.Module, ABC):
             self.version = state["version"]
             if act_only:
                 return
-            if state["role"] != self.role_type.value:
-                raise CheckpointError(
-                    f"the state is of a policy of role {state['role']!r}, this one is {self.role_type}"
-                )
             self.epoch = state["epoch"]
-            for kind in ("optimizers", "schedulers"):
-                for name, value in state[kind].items():
-                    getattr(self, name).load_state_dict(value)
+            for kind, held in self._steppers():
+                for name, value in held.items():
+                    value.load_state_dict(state[kind][name])
             self.load_generators(state)
+            _set_global_generators(state["global_generators"])
             self.load_extra_training_state(state["extra"])
         except (WeightSyncError, KeyError, AttributeError, ValueError) as error:
             raise CheckpointError(f"the state does not fit {type(self).__name__}: {error}") from error
+
+    def _check_fits(self, state: Mapping[str, Any]) -> None:
+        if state["role"] != self.role_type.value:
+            raise CheckpointError(f"the state is of a policy of role {state['role']!r}, this one is {self.role_type}")
+        for kind, held in self._steppers():
+            if state[kind].keys() != held.keys():
+                raise CheckpointError(f"the state has the {kind} {sorted(state[kind])}, the policy {sorted(held)}")
+
+    def _steppers(self) -> list[tuple[str, dict[str, Any]]]:
+        """Find the optimizers and learning rate schedulers among the attributes."""
+        kinds = {"optimizers": torch.optim.Optimizer, "schedulers": torch.optim.lr_scheduler.LRScheduler}
+        return [
+            (name, {key: value for key, value in vars(self).items() if isinstance(value, kind)})
+            for name, kind in kinds.items()
+        ]
 
     def load_generators(self, state: Mapping[str, Any]) -> None:
         """Let sampling go on where a training state was taken."""
@@ -490,7 +514,7 @@ class BasePolicy(nn.Module, ABC):
         Args:
             reset: Start counting anew.
         """
-        print(self._timer.table(f"{type(self).__name__} ({self.role_type.value})"))
+        print(self._timer.table(f"{type(self).__name__} ({self.role_type.value})"))  # noqa: T201 (it says print)
         if reset:
             self._timer.reset()
 
@@ -573,6 +597,17 @@ class _OwnTensors(nn.Module):
         self._parameters = policy._parameters
         self._buffers = policy._buffers
         self._non_persistent_buffers_set = policy._non_persistent_buffers_set
+
+
+def _global_generators() -> dict[str, Any]:
+    """Give the state of the generators that code without one of its own draws from."""
+    return {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}  # noqa: NPY002
+
+
+def _set_global_generators(state: Mapping[str, Any]) -> None:
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])  # noqa: NPY002
+    torch.set_rng_state(state["torch"])
 
 
 def _accepts(function: Any, parameter: str) -> bool:

@@ -68,6 +68,12 @@ def split_response(response: PolicyResponse, counts: Sequence[int], version: int
     return [PolicyResponse(*fields, version) for fields in zip(actions, env_actions, pieces, strict=True)]
 
 
+def own_response(response: PolicyResponse, device: str) -> PolicyResponse:
+    """Copy an answer into tensors on ``device`` that nobody else holds."""
+    given = (response.action, response.env_action, response.extras)
+    return PolicyResponse(*(None if tree is None else concat_rows([tree], device) for tree in given), response.version)
+
+
 def _join_rows(name: str, env_rets: Sequence[EnvRet], device: str) -> Tree:
     return concat_rows([getattr(ret, name) for ret in env_rets], device)
 

@@ -14,6 +14,7 @@ from rlightning.policy.router import NodeAffinityRouter, Router, SimpleRouter
 from rlightning.runtime import Future, WorkerHandle, as_handle, gather
 from rlightning.types import BatchedData, EnvMeta, EnvRet, PolicyResponse
 from rlightning.weights.bundle import Mismatch
+from rlightning.weights.sync import WEIGHT_SYNCS, DirectSync, WeightSync
 
 logger = logging.getLogger(__name__)
 
@@ -53,8 +54,10 @@ class PolicyGroup:
         self._actors = [as_handle(policy, f"eval[{i}]") for i, policy in enumerate(eval_policy_list)]
         self._seed = seed
         self._timeout_s = call_timeout_s
+        self._env_nodes: tuple[str, ...] = ()
         self._router: Router = SimpleRouter()
         self._routes: dict[tuple[int, ...], list[tuple[WorkerHandle, list[int]]]] = {}
+        self._weight_sync: WeightSync = DirectSync()
         self._pushed_version: int | None = None
 
     # Who is there
@@ -74,7 +77,7 @@ class PolicyGroup:
         role = PolicyRole(role)
         members = self._members(role)
         members.append(as_handle(worker, f"{role.value}[{len(members)}]"))
-        self._routes.clear()
+        self._reroute()
 
     def pop(self, role: PolicyRole) -> Any:
         """Remove the policy that came last and give it back.
@@ -85,8 +88,9 @@ class PolicyGroup:
         members = self._members(PolicyRole(role))
         if not members:
             raise ProtocolError(f"there is no policy of role {PolicyRole(role).value!r} to remove")
-        self._routes.clear()
-        return members.pop().target
+        worker = members.pop().target
+        self._reroute()
+        return worker
 
     # Start
 
@@ -122,10 +126,12 @@ class PolicyGroup:
             ValueError: If the strategy is not known.
         """
         strategy = self.config.weight_buffer.buffer_strategy
-        if strategy != "None":
+        if strategy not in WEIGHT_SYNCS:
             raise ConfigError(
-                f"policy.weight_buffer.buffer_strategy: {strategy!r} is not in this version; set it to None"
+                f"policy.weight_buffer.buffer_strategy: {strategy!r} is not in this version; set it to "
+                f"{' or '.join(WEIGHT_SYNCS)}"
             )
+        self._weight_sync = WEIGHT_SYNCS[strategy]()
 
     def init_router(self, env_nodes: Sequence[str]) -> None:
         """Build the router of ``policy.router_type``.
@@ -133,9 +139,8 @@ class PolicyGroup:
         Args:
             env_nodes: Node of each env worker, by env id.
         """
-        if self.config.router_type == "node_affinity":
-            self._router = NodeAffinityRouter(env_nodes, [handle.info().node for handle in self._actors])
-        self._routes.clear()
+        self._env_nodes = tuple(env_nodes)
+        self._reroute()
 
     # Rollout
 
@@ -203,7 +208,7 @@ class PolicyGroup:
         """Train all train policies at once; returns what the first one reports."""
         calls = [
             handle.call(_hook(handle, BasePolicy._train, BasePolicy.train), *args, **kwargs)
-            for handle in self._learners
+            for handle in self._learners or [self._learner()]
         ]
         return gather(calls, self._timeout_s)[0]
 
@@ -218,21 +223,14 @@ class PolicyGroup:
     def sync_weights(self) -> int:
         """Bring the learner's weights to every eval policy; they are in force when this returns.
 
-        The bundle goes from the learner to the actors without passing through here: by hand where they share a
-        process, by Ray's object store elsewhere, one copy per node.
-
         Returns:
-            The version that is in force.
+            The version that is in force; -1 without eval policies.
 
         Raises:
             WorkerError: If an eval policy refused; its cause says why.
         """
-        bundle = self._learner().call(BasePolicy.export_bundle)
-        versions = gather([handle.call(BasePolicy.import_bundle, bundle) for handle in self._actors], self._timeout_s)
-        if len(set(versions)) > 1:
-            raise WeightSyncError(f"one push left different versions in force: {versions}")
-        self._pushed_version = versions[0] if versions else None
-        return self._pushed_version if self._pushed_version is not None else -1
+        self._pushed_version = self._weight_sync.push(self._learner(), self._actors, self._timeout_s)
+        return -1 if self._pushed_version is None else self._pushed_version
 
     @property
     def version(self) -> int | None:
@@ -361,6 +359,12 @@ class PolicyGroup:
 
     def _all(self, handles: Sequence[WorkerHandle], method: Any, *args: Any) -> list[Any]:
         return gather([handle.call(method, *args) for handle in handles], self._timeout_s)
+
+    def _reroute(self) -> None:
+        """Take note of a change of the eval policies or of the env workers."""
+        if self.config.router_type == "node_affinity" and self._env_nodes and self._actors:
+            self._router = NodeAffinityRouter(self._env_nodes, [handle.info().node for handle in self._actors])
+        self._routes.clear()
 
     def _route(self, env_ids: tuple[int, ...]) -> list[tuple[WorkerHandle, list[int]]]:
         """Say which policy answers which places of a batch; a choice is kept until the group changes."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from rlightning.errors import CallTimeout, PlacementError
@@ -41,17 +43,25 @@ class WorkerSetup:
 
     Attributes:
         torch_threads: Threads of torch. Sums depend on it, so that it is the same everywhere.
+        seed: Seed of the run, from which the global generators follow, for code that has none of its own; None leaves
+            them alone.
         log_dir: Folder that gets one log file per process; None writes none.
         log_level: Least severe line that is written.
     """
 
     torch_threads: int = 1
+    seed: int | None = None
     log_dir: Path | None = None
     log_level: str = "info"
 
     def apply(self, name: str) -> None:
         """Set up this process."""
         torch.set_num_threads(self.torch_threads)
+        if self.seed is not None:
+            words = np.random.SeedSequence([self.seed, *name.encode()]).generate_state(3)
+            random.seed(int(words[0]))
+            np.random.seed(words[1])  # noqa: NPY002 (others' code may use the old generator)
+            torch.manual_seed(int(words[2]))
         if self.log_dir is not None:
             from rlightning.observability.logs import log_to_file
 

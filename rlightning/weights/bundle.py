@@ -144,7 +144,7 @@ def digests(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
     result = {}
     for name, tensor in tensors.items():
         flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        digest = hashlib.blake2b(flat.numpy(), digest_size=16)
+        digest = hashlib.blake2b(flat.numpy().data, digest_size=16)
         digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
         result[name] = digest.hexdigest()
     return result

@@ -98,9 +98,7 @@ def test_multi_categorical_is_the_product_of_its_parts() -> None:
     policy, first, second = MultiCategorical(logits, [2, 3]), Categorical(logits[:, :2]), Categorical(logits[:, 2:])
     action = policy.sample(rng)
     assert action.shape == (8, 2)
-    torch.testing.assert_close(
-        policy.log_prob(action), first.log_prob(action[:, 0]) + second.log_prob(action[:, 1])
-    )
+    torch.testing.assert_close(policy.log_prob(action), first.log_prob(action[:, 0]) + second.log_prob(action[:, 1]))
     torch.testing.assert_close(policy.entropy(), first.entropy() + second.entropy())
     assert torch.equal(policy.mode(), torch.stack([first.mode(), second.mode()], dim=-1))
 

@@ -8,7 +8,7 @@ from rlightning.observability import timer as timer_module
 from rlightning.observability.timer import Timer
 
 
-@pytest.fixture()
+@pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Readings of the clock, taken from the front."""
     readings: list[float] = []

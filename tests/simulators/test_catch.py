@@ -23,9 +23,10 @@ def follow(env):
     return 1 + np.sign(np.rint(env._x) - env._paddle).astype(np.int64)
 
 
-def away(env):
-    """Move to the side where the ball is not."""
-    return np.where(env._x < env.size / 2, 2, 0)
+def flee(env):
+    """Stand at the other side."""
+    env._paddle[:] = np.where(env._x < env.size / 2, env.size - 4, 3)
+    return STAY
 
 
 def play(env, choose, steps):
@@ -48,7 +49,7 @@ def test_an_episode_of_eight_balls_lasts_160_steps():
 
 def test_following_every_ball_returns_8_and_fleeing_minus_8():
     assert play(catch(), follow, 200)[1].tolist() == [8, 8]
-    assert play(catch(), away, 200)[1].tolist() == [-8, -8]
+    assert play(catch(), flee, 200)[1].tolist() == [-8, -8]
 
 
 def test_acting_at_random_returns_about_minus_5():

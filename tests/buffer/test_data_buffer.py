@@ -1,0 +1,192 @@
+"""The buffer as an engine sees it, with its shard here and in a process of its own."""
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from rlightning.buffer.data_buffer import DataBuffer
+from rlightning.buffer.shard import BufferShard
+from rlightning.buffer.storage import RolloutBlock
+from rlightning.errors import NotEnoughData, ProtocolError, ShapeError, WorkerError
+from rlightning.runtime import LocalFuture, gather
+from rlightning.runtime.spawn import WorkerPool, WorkerSpec
+from rlightning.types import BatchedData
+from tests.buffer.makers import answer, ret
+
+
+@pytest.fixture(scope="module", params=["local", "ray"])
+def shard(request):
+    """One shard for all tests of a place, since its process takes seconds to start."""
+    if request.param == "ray":
+        request.getfixturevalue("ray_cluster")
+    pool = WorkerPool()
+    spec = WorkerSpec(BufferShard, (RolloutBlock, 2, [2, 1]), "buffer[0]", request.param == "ray", num_cpus=0.01)
+    yield pool.start([spec])[0]
+    pool.stop()
+
+
+@pytest.fixture
+def buffer(shard):
+    buffer = DataBuffer([shard], call_timeout_s=60)
+    yield buffer
+    buffer.clear()
+
+
+def both(first, second):
+    return BatchedData([0, 1], [first, second])
+
+
+def test_all_ways_to_add_steps_give_the_same_block(buffer):
+    seen = [both(ret([1, 2]), ret([3])), both(ret([4, 5], reward=1.0), ret([6], reward=2.0))]
+    done = [both(answer([1, 2], log_prob=[0, 0]), answer([3], log_prob=[0])) for _ in seen]
+    last = both(ret([7, 8], reward=3.0), ret([9], reward=4.0))
+
+    def one_by_one(step, add):
+        for env_id in (0, 1):
+            add(env_id, seen[step][env_id], done[step][env_id])
+
+    def futures_of_one(step):
+        one_by_one(step, lambda *args: gather([buffer.add_data_async(*args)]))
+
+    def futures_of_all(step):
+        unopened = both(LocalFuture(seen[step][0]), LocalFuture(seen[step][1]))
+        gather([buffer.add_batched_data_async(unopened, done[step])])
+
+    ways = [
+        lambda step: one_by_one(step, buffer.add_transition),
+        lambda step: buffer.add_batched_transition(seen[step], done[step]),
+        futures_of_one,
+        futures_of_all,
+    ]
+    blocks = []
+    for way in ways:
+        way(0)
+        way(1)
+        buffer.truncate_episodes(last)
+        blocks.append(gather(buffer.sample())[0].clone())
+        buffer.clear()
+    assert blocks[0]["observation"].squeeze(-1).tolist() == [[1, 2, 3], [4, 5, 6]]
+    assert blocks[0]["next_observation"].squeeze(-1).tolist() == [[4, 5, 6], [7, 8, 9]]
+    assert blocks[0]["reward"].tolist() == [[1, 1, 2], [3, 3, 4]]
+    assert all((block == blocks[0]).all() for block in blocks)
+
+
+def test_results_may_be_futures_of_calls_on_other_workers(buffer):
+    # What a shard gave is a future that goes into the next call unopened.
+    buffer.add_batched_transition(
+        both(ret([1, 2]), ret([3])), both(answer([0, 0], log_prob=[0, 0]), answer([0], log_prob=[0]))
+    )
+    buffer.truncate_episodes(both(LocalFuture(ret([4, 5])), LocalFuture(ret([6]))))
+    assert buffer.size() == len(buffer) == 3
+
+
+def test_workers_at_different_steps(buffer):
+    buffer.add_transition(0, ret([1, 2]), answer([0, 0], log_prob=[0, 0]))
+    buffer.add_transition(0, ret([3, 4]), answer([0, 0], log_prob=[0, 0]))
+    buffer.add_transition(1, ret([9]), answer([0], log_prob=[0]))
+    buffer.truncate_episodes(both(ret([5, 6]), ret([8])))
+    assert buffer.size() == 5
+    with pytest.raises(WorkerError, match=r"different steps \[2, 1\]") as caught:
+        gather(buffer.sample())
+    assert isinstance(caught.value.__cause__, NotEnoughData)
+
+
+def test_an_episode_is_added_whole(buffer):
+    zeros = torch.zeros(2, 2)
+    fields = {
+        "observation": torch.ones(2, 2, 1),
+        "next_observation": torch.full((2, 2, 1), 2.0),
+        "action": torch.zeros(2, 2, dtype=torch.int64),
+        "reward": zeros + 0.5,
+        "terminated": zeros.bool(),
+        "truncated": zeros.bool(),
+        "log_prob": zeros,
+    }
+    buffer.add_episode(0, TensorDict(fields, [2, 2]))
+    buffer.add_episode(1, TensorDict(fields, [2, 2])[:, :1])
+    data = gather(buffer.sample())[0]
+    assert data.batch_size == (2, 3)
+    assert data["reward"].sum() == 3
+    assert buffer.size() == 6
+
+
+def test_failures_name_the_buffer_and_have_their_cause(buffer):
+    gather([buffer.add_data_async(0, ret([1, 2]), answer([0, 0], log_prob=[0, 0]))])
+    for env_ret, response, error in [
+        (ret([1, 2]), answer([0, 0]), ShapeError),
+        (ret([1]), answer([0], log_prob=[0]), ShapeError),
+    ]:
+        future = buffer.add_data_async(0, env_ret, response)
+        with pytest.raises(WorkerError, match=r"buffer\[0\]") as caught:
+            future.result(60)
+        assert isinstance(caught.value.__cause__, error)
+
+
+def test_a_step_whose_result_failed_fails_with_the_first_failure(buffer):
+    fault = WorkerError("the motor is off", "env[1]", "step")
+    if buffer._shard.info().remote:
+        pytest.skip("a remote shard gets failed results as references; tests/engine covers them")
+    with pytest.raises(WorkerError) as caught:
+        buffer.add_transition(0, LocalFuture(error=fault), answer([0, 0], log_prob=[0, 0]))
+    assert caught.value is fault
+
+
+def test_a_full_block_and_an_open_row_are_refused(buffer):
+    for step in range(2):
+        buffer.add_transition(1, ret([step]), answer([0], log_prob=[0]))
+        buffer.add_transition(0, ret([step, step]), answer([0, 0], log_prob=[0, 0]))
+    with pytest.raises(WorkerError, match="call truncate_episodes") as caught:
+        gather(buffer.sample())
+    assert isinstance(caught.value.__cause__, ProtocolError)
+    with pytest.raises(WorkerError, match="full after 2 steps of env worker 1"):
+        buffer.add_transition(1, ret([5]), answer([0], log_prob=[0]))
+
+
+def test_batches_of_different_workers_are_refused(buffer):
+    with pytest.raises(ValueError, match="results of env workers"):
+        buffer.add_batched_data_async(
+            both(ret([1, 2]), ret([3])), BatchedData([1, 0], [answer([0]), answer([0, 0])])
+        )
+
+
+def test_versions_size_and_clear(buffer):
+    assert buffer.size() == 0
+    buffer.add_transition(0, ret([1, 2]), answer([0, 0], version=4, log_prob=[0, 0]))
+    buffer.add_transition(0, ret([1, 2], is_reset=[1, 0]), answer([0, 0], version=6, log_prob=[0, 0]))
+    assert buffer.versions() == (4, 6)
+    assert buffer.size() == 1  # of the one closed row, one sub-env was reset; the other row is open
+    buffer.clear()
+    assert len(buffer) == 0
+
+
+def test_what_a_learner_gets_is_its_own_to_write_into_and_a_view_where_the_shard_is_here(buffer):
+    def fill():
+        buffer.add_batched_transition(
+            both(ret([1, 2]), ret([3])), both(answer([0, 0], log_prob=[0, 0]), answer([0], log_prob=[0]))
+        )
+        buffer.truncate_episodes(both(ret([4, 5], reward=1.0), ret([6], reward=1.0)))
+
+    fill()
+    data, again = gather(buffer.sample())[0], gather(buffer.sample())[0]
+    data["reward"] *= 0.5
+    data["observation"][:] = -1
+    assert data["reward"].tolist() == [[0.5, 0.5, 0.5]]
+    shared = not buffer._shard.info().remote
+    assert (again["observation"] == -1).all() == shared
+    buffer.clear()
+    fill()
+    assert np.allclose(gather(buffer.sample())[0]["reward"], 1.0)
+
+
+def test_one_shard_in_this_version():
+    with pytest.raises(ValueError, match="one shard, got 0"):
+        DataBuffer([])
+
+
+def test_close_ends_what_was_started_once():
+    calls = []
+    buffer = DataBuffer([BufferShard(RolloutBlock, 1, [1])], on_close=lambda: calls.append("closed"))
+    buffer.close()
+    buffer.close()
+    assert calls == ["closed"]

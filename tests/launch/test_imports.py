@@ -1,0 +1,116 @@
+"""A user's own modules work from any folder, by name and by path."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rlightning import registry
+from rlightning.errors import ConfigError
+from rlightning.launch.load import load_config
+
+MODULE = """
+from typing import ClassVar
+from pydantic import Field
+from rlightning.config import Section
+from rlightning.policy.base_policy import BasePolicy
+from rlightning.registry import register
+
+LOADED = []
+LOADED.append(__name__)
+
+class Options(Section):
+    horizon: int = Field(3, ge=1)
+
+@register("policy", "{name}")
+class Mine(BasePolicy):
+    AlgoOptions: ClassVar = Options
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder that the user works in; what it registers is forgotten afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    policies, modules = dict(registry._ENTRIES["policy"]), set(sys.modules)
+    yield tmp_path
+    registry._ENTRIES["policy"].clear()
+    registry._ENTRIES["policy"].update(policies)
+    for name in set(sys.modules) - modules:
+        if getattr(sys.modules[name], "__file__", None) and str(tmp_path) in str(sys.modules[name].__file__):
+            del sys.modules[name]
+
+
+def write_config(folder: Path, entry: str, policy: str, extra: str = "") -> str:
+    (folder / "mine.yaml").write_text(
+        f"env: {{name: CartPole-v1, num_envs: 2}}\nimports: ['{entry}']\npolicy:\n  type: {policy}\n{extra}"
+    )
+    return "mine.yaml"
+
+
+def test_a_module_of_the_current_folder_is_found_by_name(folder: Path) -> None:
+    (folder / "by_name.py").write_text(MODULE.format(name="by_name"))
+    assert load_config(write_config(folder, "by_name", "by_name")).config.policy.type == "by_name"
+
+
+def test_a_file_is_loaded_once_and_found_from_any_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "by_path.py").write_text(MODULE.format(name="by_path"))
+    name = write_config(folder, "by_path.py", "by_path")
+    loaded = load_config(name)
+    # The resolved configuration has the absolute path: a run is resumed and evaluated from anywhere.
+    assert loaded.config.imports == [str(folder / "by_path.py")]
+    elsewhere = folder / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    (elsewhere / "resolved.yaml").write_text(
+        f"env: {{name: CartPole-v1, num_envs: 2}}\nimports: ['{folder / 'by_path.py'}']\npolicy: {{type: by_path}}\n"
+    )
+    assert load_config("resolved.yaml").config.policy.type == "by_path"
+    assert sys.modules["by_path"].LOADED == ["by_path"]
+
+
+def test_a_file_may_be_called_like_a_module_that_exists(folder: Path) -> None:
+    (folder / "json.py").write_text(MODULE.format(name="json_policy"))
+    load_config(write_config(folder, "json.py", "json_policy"))
+    assert not hasattr(sys.modules["json"], "LOADED")
+
+
+def test_the_options_of_a_users_policy_are_checked(folder: Path) -> None:
+    (folder / "checked.py").write_text(MODULE.format(name="checked"))
+    name = write_config(folder, "checked.py", "checked", "  algo_cfg:\n    horizn: 5\n    horizon: 0\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(name)
+    found = {problem.path: (problem.where, problem.suggestion) for problem in caught.value.problems}
+    assert found == {
+        "policy.algo_cfg.horizn": ("mine.yaml:6", "policy.algo_cfg.horizon"),
+        "policy.algo_cfg.horizon": ("mine.yaml:7", ""),
+    }
+
+
+def test_what_a_module_raises_is_a_problem_with_its_line(folder: Path) -> None:
+    (folder / "broken.py").write_text("x = 1\nraise RuntimeError('no licence')\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(write_config(folder, "broken.py", "ppo"), ["imports=[broken.py,not_there,missing.py]", "seed=-1"])
+    messages = {problem.path: problem.message for problem in caught.value.problems}
+    assert set(messages) == {"imports.0", "imports.1", "imports.2", "seed"}
+    assert f"RuntimeError: no licence ({folder / 'broken.py'}:2)" in messages["imports.0"]
+    assert "ModuleNotFoundError" in messages["imports.1"]
+    assert str(folder / "missing.py") in messages["imports.2"]
+
+
+def test_a_file_goes_to_workers_as_code_only_if_there_are_any(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rlightning.runtime import ray_backend
+
+    sent: list[str] = []
+    monkeypatch.setattr(ray_backend, "pickle_by_value", lambda module: sent.append(module.__name__))
+    (folder / "travels.py").write_text(MODULE.format(name="travels"))
+    (folder / "stays.py").write_text("")
+    name = write_config(folder, "travels.py", "travels")
+    load_config(name)
+    assert sent == []
+    load_config(name, ["cluster=ray", f"imports=[{folder}/travels.py,stays]"])
+    assert sent == ["travels"]
