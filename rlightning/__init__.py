@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module 'rlightning' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_PUBLIC[name]), name)
+    module = importlib.import_module(_PUBLIC[name])
+    # The room of that name can be called; in its place, the function would hide the room.
+    value = module if name == "launch" else getattr(module, name)
     globals()[name] = value
     return value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,11 @@ import torch
 from rlightning.runtime.spawn import WorkerPool, WorkerSpec
 
 torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the quick tests first, so that most mistakes show early."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
 
 
 class Runtime:
@@ -42,7 +48,7 @@ def ray_cluster() -> Iterator[None]:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
     # Worker processes must find the tests' own modules, as a user's script is found by its workers.
-    paths = os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])
+    paths = os.pathsep.join([str(Path.cwd()), os.environ.get("PYTHONPATH", "")])
     ray.init(
         address="local",
         num_cpus=16,

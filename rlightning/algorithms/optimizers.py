@@ -1,8 +1,13 @@
-"""The optimizer that a configuration names, and the clipping of gradients."""
+"""The optimizer that a configuration names, and the clipping of gradients.
+
+With the small networks of control tasks a gradient step takes less than a millisecond, and a sixth of it is spent in
+the bookkeeping of torch's optimizers and of its clipping. Both are done here in a few calls over all parameters.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,8 +15,61 @@ from torch import Tensor, nn
 from rlightning.config import OptimConfig
 
 
+class LeanAdam(torch.optim.Adam):
+    """Adam (Kingma & Ba 2015) and AdamW (Loshchilov & Hutter 2019) with little bookkeeping, else as torch has them.
+
+    The kernel and the state are those of torch's fused form, so that states can be exchanged with it.
+
+    Args:
+        parameters: What it updates, all on one device.
+        decoupled: Take the weight decay off the weights and not into the gradient, as AdamW does.
+        **options: Those of ``torch.optim.Adam`` but for its other forms (amsgrad, maximize and the like).
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], *, decoupled: bool = False, **options: Any) -> None:
+        super().__init__(parameters, fused=True, **options)
+        self._kernel = torch._fused_adamw_ if decoupled else torch._fused_adam_
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Update all parameters that have a gradient.
+
+        Raises:
+            ValueError: If there is a closure: Adam needs no second look at the loss.
+        """
+        if closure is not None:
+            raise ValueError("LeanAdam takes no closure: compute the gradients, then call step()")
+        for group in self.param_groups:
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            states = [self.state[parameter] or self._start(parameter) for parameter in parameters]
+            steps = [state["step"] for state in states]
+            torch._foreach_add_(steps, 1.0)
+            self._kernel(
+                parameters,
+                [parameter.grad for parameter in parameters],
+                [state["exp_avg"] for state in states],
+                [state["exp_avg_sq"] for state in states],
+                [],
+                steps,
+                lr=group["lr"],
+                beta1=group["betas"][0],
+                beta2=group["betas"][1],
+                weight_decay=group["weight_decay"],
+                eps=group["eps"],
+                amsgrad=False,
+                maximize=False,
+            )
+
+    def _start(self, parameter: nn.Parameter) -> dict[str, Tensor]:
+        state: dict[str, Tensor] = self.state[parameter]
+        state["step"] = torch.zeros((), device=parameter.device)
+        state["exp_avg"] = torch.zeros_like(parameter)
+        state["exp_avg_sq"] = torch.zeros_like(parameter)
+        return state
+
+
 def make_optimizer(parameters: Iterable[nn.Parameter], config: OptimConfig, lr: float) -> torch.optim.Optimizer:
-    """Build an optimizer in its fused form: one kernel for all parameters.
+    """Build an optimizer.
 
     Args:
         parameters: What it updates.
@@ -19,19 +77,23 @@ def make_optimizer(parameters: Iterable[nn.Parameter], config: OptimConfig, lr: 
         lr: Learning rate at the start.
     """
     if config.name == "sgd":
-        return torch.optim.SGD(
-            parameters, lr=lr, momentum=config.momentum, weight_decay=config.weight_decay, fused=True
-        )
-    kind = torch.optim.AdamW if config.name == "adamw" else torch.optim.Adam
-    return kind(parameters, lr=lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay, fused=True)
+        decay = config.weight_decay
+        return torch.optim.SGD(parameters, lr=lr, momentum=config.momentum, weight_decay=decay, fused=True)
+    return LeanAdam(
+        parameters,
+        decoupled=config.name == "adamw",
+        lr=lr,
+        betas=config.betas,
+        eps=config.eps,
+        weight_decay=config.weight_decay,
+    )
 
 
 @torch.no_grad()
 def clip_grad_norm(parameters: Sequence[nn.Parameter], max_norm: float) -> Tensor:
     """Scale all gradients down together where their common L2 norm is above ``max_norm``.
 
-    The same as ``torch.nn.utils.clip_grad_norm_`` for parameters on one device, in a third of its calls: with small
-    networks those calls are a tenth of a gradient step.
+    The same as ``torch.nn.utils.clip_grad_norm_`` for parameters on one device.
 
     Args:
         parameters: Those without a gradient are left out.

@@ -75,7 +75,7 @@ class _Rows:
         return len(self.advantage)
 
     def take(self, index: Tensor) -> _Rows:
-        return _Rows(*(getattr(self, field.name)[index] for field in fields(self)))
+        return _Rows(*(getattr(self, field.name).index_select(0, index) for field in fields(self)))
 
     def minibatches(self, batch_size: int) -> Iterator[_Rows]:
         """Cut into views of nearly equal size, the fewest that are not above ``batch_size``.

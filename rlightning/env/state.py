@@ -2,7 +2,8 @@
 
 ``capture`` walks an object's attributes and describes what it finds; ``restore`` writes a description into an object
 that was built the same way. Something that changes and cannot be described makes the whole object "not stored":
-half a state would go on differently without a word.
+half a state would go on differently without a word. So do signs of a state that lies elsewhere: a class of Python's
+own library (pipes, processes, sockets), and a module that uses a compiled library whose objects are not described here.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ import logging
 import math
 import random
 import re
+import sys
 from collections import deque
 from collections.abc import Callable
 from enum import Enum
 from functools import partial
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import PurePath
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -34,8 +37,8 @@ Node = Any
 """A description: None, a bool, number or string as it is, or a dict with its ``kind``."""
 
 
-class _NotStorable(Exception):
-    """Something that changes and cannot be described; says where it lies."""
+class NotStorable(Exception):
+    """Something that changes and cannot be described; says what."""
 
 
 class _Plain:
@@ -61,6 +64,8 @@ _KEPT_TYPES: tuple[type[Any], ...] = (
 """What the constructor of an env makes and no step changes."""
 _KEPT_PACKAGES = {"glfw", "pygame", "typing"}
 """Packages whose objects only draw, or only annotate."""
+_STATELESS_PACKAGES = {"cv2", "numpy", "PIL", "scipy", "torch"}
+"""Compiled packages that compute and keep nothing."""
 _FOREIGN: dict[str, tuple[Callable[[Any], Node], Callable[[Any, Node], None]]] = {}
 _BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
 
@@ -89,7 +94,7 @@ def capture(value: Any) -> dict[str, Any] | None:
     """
     try:
         return {"root": _Capture().node(value, type(value).__name__)}
-    except _NotStorable as reason:
+    except NotStorable as reason:
         _log.info("the state of %s is not stored: %s", type(value).__name__, reason)
         return None
 
@@ -170,7 +175,9 @@ class _Capture:
         if _full_name(kind) in _FOREIGN:
             return {"kind": "foreign", "class": _full_name(kind), "state": _FOREIGN[_full_name(kind)][0](value)}
         if not _is_plain_object(value):
-            raise _NotStorable(f"{path} is a {_full_name(kind)}")
+            raise NotStorable(f"{path} is a {_full_name(kind)}")
+        if outside := _outside_libraries(kind):
+            raise NotStorable(f"{path} is a {_full_name(kind)}, whose module uses {', '.join(outside)}")
         parts = {name: part for name, part in sorted(vars(value).items()) if not _is_kept(part)}
         attributes = {name: self.node(part, f"{path}.{name}") for name, part in parts.items()}
         return {"kind": "object", "class": _full_name(kind), "attributes": attributes}
@@ -180,11 +187,11 @@ class _Capture:
 
     def _array(self, array: np.ndarray[Any, Any], path: str) -> dict[str, Any]:
         if array.dtype.kind not in "biuf":
-            raise _NotStorable(f"{path} is an array of {array.dtype}")
+            raise NotStorable(f"{path} is an array of {array.dtype}")
         owner = _owner(array)
         is_view = _is_foreign(owner)
         if not is_view and self._memory.setdefault(id(owner), id(array)) != id(array):
-            raise _NotStorable(f"{path} shares its memory with another array")
+            raise NotStorable(f"{path} shares its memory with another array")
         self._seen.append(owner)
         # A sum depends on the order in which the numbers lie in memory.
         fortran = bool(array.flags.f_contiguous and not array.flags.c_contiguous)
@@ -329,7 +336,7 @@ def _is_kept(value: Any) -> bool:
     if isinstance(value, _KEPT_TYPES):
         return True
     name = _full_name(type(value))
-    return name.partition(".")[0] in _KEPT_PACKAGES and name not in _FOREIGN
+    return _root(name) in _KEPT_PACKAGES and name not in _FOREIGN
 
 
 def _draws(space: gym.Space[Any]) -> bool:
@@ -342,7 +349,31 @@ def _draws(space: gym.Space[Any]) -> bool:
 def _is_plain_object(value: Any) -> bool:
     """Tell whether all that an object holds is in its ``__dict__``: it is written in Python, without slots."""
     kind = type(value)
-    return hasattr(value, "__dict__") and kind.__basicsize__ == _Plain.__basicsize__ and kind.__itemsize__ == 0
+    is_python = hasattr(value, "__dict__") and kind.__basicsize__ == _Plain.__basicsize__ and kind.__itemsize__ == 0
+    return is_python and _root(kind.__module__) not in sys.stdlib_module_names
+
+
+def _outside_libraries(kind: type[Any]) -> tuple[str, ...]:
+    """List compiled modules that the modules of a class use: a simulator may keep a state there, known by a number."""
+    found = set()
+    for module_name in {base.__module__ for base in kind.__mro__}:
+        for value in vars(sys.modules.get(module_name, object)).values():
+            origin = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+            if isinstance(value, ModuleType | BuiltinFunctionType) and _is_outside(origin):
+                found.add(str(origin))
+    return tuple(sorted(found))
+
+
+def _is_outside(module_name: str | None) -> bool:
+    root = _root(module_name or "")
+    if root in _KEPT_PACKAGES or root in _STATELESS_PACKAGES or root in sys.stdlib_module_names:
+        return False
+    spec = getattr(sys.modules.get(module_name or ""), "__spec__", None)
+    return str(getattr(spec, "origin", "")).endswith(tuple(EXTENSION_SUFFIXES))
+
+
+def _root(module_name: str) -> str:
+    return module_name.partition(".")[0]
 
 
 def _owner(array: np.ndarray[Any, Any]) -> Any:

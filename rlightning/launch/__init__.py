@@ -6,6 +6,8 @@ The names below are loaded on first use, so that ``rlightning --help`` does not 
 from __future__ import annotations
 
 import importlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -42,3 +44,16 @@ def __getattr__(name: str) -> Any:
     value = getattr(importlib.import_module(f"rlightning.launch.{_PUBLIC[name]}"), name)
     globals()[name] = value
     return value
+
+
+class _Room(ModuleType):
+    """A room that is also the function of its name.
+
+    Python binds an imported room to its name in the package, so that ``from rlightning import launch`` gives the room.
+    """
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.__getattr__("launch")(*args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _Room

@@ -139,7 +139,7 @@ def compose(name: str, folders: Sequence[Path], choices: Sequence[GroupChoice]) 
     try:
         with _hydra(folders[0]):
             base = [f"hydra.searchpath=[{','.join(_quoted(f'file://{folder}') for folder in folders[1:])}]"]
-            known = set(_defaults(name, base).overrides.known_choices)
+            known = set(_defaults(name, base).overrides.known_choices) if choices else set()
             overrides = [*base, *(_as_override(choice, known) for choice in choices)]
             files = [(entry.config_path, entry.package or "") for entry in _defaults(name, overrides).defaults]
             tree = OmegaConf.to_container(hydra.compose(name, overrides), resolve=False)

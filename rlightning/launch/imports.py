@@ -75,7 +75,8 @@ def _module_of(path: Path) -> ModuleType | None:
 
 def _load_file(path: Path) -> ModuleType:
     stem = path.stem.replace(".", "_")
-    name = next(name for name in (stem, *(f"{stem}_{n}" for n in itertools.count(2))) if _is_free(name, path))
+    names = itertools.chain([stem], (f"{stem}_{number}" for number in itertools.count(2)))
+    name = next(name for name in names if _is_free(name, path))
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None

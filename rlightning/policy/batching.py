@@ -70,8 +70,11 @@ def split_response(response: PolicyResponse, counts: Sequence[int], version: int
 
 def own_response(response: PolicyResponse, device: str) -> PolicyResponse:
     """Copy an answer into tensors on ``device`` that nobody else holds."""
-    given = (response.action, response.env_action, response.extras)
-    return PolicyResponse(*(None if tree is None else concat_rows([tree], device) for tree in given), response.version)
+
+    def own(tree: Tree) -> Tree:
+        return None if tree is None else concat_rows([tree], device)
+
+    return PolicyResponse(own(response.action), own(response.env_action), own(response.extras), response.version)
 
 
 def _join_rows(name: str, env_rets: Sequence[EnvRet], device: str) -> Tree:

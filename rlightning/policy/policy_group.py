@@ -18,6 +18,8 @@ from rlightning.weights.sync import WEIGHT_SYNCS, DirectSync, WeightSync
 
 logger = logging.getLogger(__name__)
 
+_NO_LEARNER = "the group has no train policy: give one to PolicyGroup, or push one"
+
 
 class PolicyGroup:
     """Coordinates train policies (learners) and eval policies (actors), local objects or Ray actors.
@@ -208,8 +210,10 @@ class PolicyGroup:
         """Train all train policies at once; returns what the first one reports."""
         calls = [
             handle.call(_hook(handle, BasePolicy._train, BasePolicy.train), *args, **kwargs)
-            for handle in self._learners or [self._learner()]
+            for handle in self._learners
         ]
+        if not calls:
+            raise ProtocolError(_NO_LEARNER)
         return gather(calls, self._timeout_s)[0]
 
     def reset_training_state(
@@ -347,7 +351,7 @@ class PolicyGroup:
 
     def _learner(self) -> WorkerHandle:
         if not self._learners:
-            raise ProtocolError("the group has no train policy: give one to PolicyGroup, or push one")
+            raise ProtocolError(_NO_LEARNER)
         return self._learners[0]
 
     def _set_seeds(self, handles: Sequence[WorkerHandle]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rlightning.env.state import describe_class, keep_package
+from rlightning.env.state import NotStorable, describe_class, keep_package
 from rlightning.errors import CheckpointError
 
 _DATA = "mujoco._structs.MjData"
@@ -26,7 +26,6 @@ _SCALARS = (
     "ntree_awake",
     "nv_awake",
 )
-_POINTERS = "plugin_data"
 
 
 @contextmanager
@@ -74,8 +73,10 @@ def _capture_data(data: Any) -> dict[str, Any]:
     than they are by one integration step. Arrays in the arena (contacts, constraints) are empty in a fresh MjData;
     the next step computes them anew before it uses them.
     """
+    if data.nplugin:
+        raise NotStorable("MuJoCo's plugins keep a state of their own")
     fresh = type(data)(data.model)
-    names = [name for name in _array_names(fresh) if getattr(fresh, name).size and name != _POINTERS]
+    names = [name for name in _array_names(fresh) if getattr(fresh, name).size]
     arrays = {name: getattr(data, name).copy() for name in names}
     return {"arrays": arrays, "scalars": {name: getattr(data, name) for name in _SCALARS if hasattr(data, name)}}
 

@@ -61,7 +61,9 @@ class Bundle:
         rows: dict[str, torch.Tensor] = {}
         for dtype, array in self.flat.items():
             owned = array if array.flags.writeable else array.copy()
-            rows[dtype] = torch.from_numpy(owned).view(getattr(torch, dtype))
+            kind = getattr(torch, dtype)
+            # An array of no bytes has no strides that torch could take for another dtype.
+            rows[dtype] = torch.from_numpy(owned).view(kind) if owned.size else torch.empty(0, dtype=kind)
         places = dict.fromkeys(rows, 0)
         for spec in self.specs:
             start = places[spec.dtype]

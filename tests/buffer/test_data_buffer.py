@@ -145,9 +145,7 @@ def test_a_full_block_and_an_open_row_are_refused(buffer):
 
 def test_batches_of_different_workers_are_refused(buffer):
     with pytest.raises(ValueError, match="results of env workers"):
-        buffer.add_batched_data_async(
-            both(ret([1, 2]), ret([3])), BatchedData([1, 0], [answer([0]), answer([0, 0])])
-        )
+        buffer.add_batched_data_async(both(ret([1, 2]), ret([3])), BatchedData([1, 0], [answer([0]), answer([0, 0])]))
 
 
 def test_versions_size_and_clear(buffer):

@@ -145,7 +145,7 @@ def test_extras_of_other_names_are_refused_whatever_their_order():
 @pytest.mark.parametrize("name", RESERVED)
 def test_an_extra_may_not_take_the_name_of_a_field(name):
     with pytest.raises(ShapeError, match="names of the block's own fields"):
-        RolloutBlock(1, [1]).add(0, ret([1]), answer([0], **{name: [1]}))
+        RolloutBlock(1, [1]).add(0, ret([1]), PolicyResponse(np.array([0]), extras={name: np.array([1])}))
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def zeros(group):
     return BatchedData(group.env_ids, [PolicyResponse(np.zeros(meta.num_envs, np.int64)) for meta in group.env_metas])
 
 
-def test_different_envs_with_equal_spaces_form_one_group(runtime):
+def test_different_envs_with_equal_spaces_form_one_group_that_a_state_carries_on(runtime):
     group = make_group(runtime.make, COUNTING, LONGER)
     assert group.env_ids == (0, 1)
     assert (len(group), group.num_envs, group.env_meta.num_envs) == (2, 5, 5)
@@ -36,7 +36,10 @@ def test_different_envs_with_equal_spaces_form_one_group(runtime):
     assert group.sub_envs == [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2)]
     assert [info.remote for info in group.infos()] == [runtime.remote] * 2
     assert [ret.num_envs for ret in gather(group.reset().items)] == [2, 3]
-    for _ in range(7):
+    for _ in range(5):
+        gather(group.step(zeros(group)).items)
+    state = group.get_state()
+    for _ in range(2):
         rets = gather(group.step(zeros(group)).items)
     assert [ret.terminated.tolist() for ret in rets] == [[True] * 2, [True] * 3]
     episodes = group.pop_episodes()
@@ -48,9 +51,18 @@ def test_different_envs_with_equal_spaces_form_one_group(runtime):
     group.close()
     group.close()
 
+    other = make_group(here, COUNTING, LONGER)
+    current = gather(other.set_state(state).items)
+    assert [ret.observation[0].tolist() for ret in current] == [[1, 5], [1, 5]]
+    for _ in range(2):
+        gather(other.step(zeros(other)).items)
+    assert other.pop_episodes() == episodes
+    # 5 steps were made before and 2 after: 7 * 100 + (1 + ... + 7).
+    assert [(e.length, e.return_) for e in episodes] == [(7, 728.0)] * 5
 
-def test_a_part_of_the_workers_can_be_stepped(runtime):
-    group = make_group(runtime.make, COUNTING, LONGER)
+
+def test_a_part_of_the_workers_can_be_stepped():
+    group = make_group(here, COUNTING, LONGER)
     gather(group.reset().items)
     stepped = group.step(BatchedData([1], [PolicyResponse(np.zeros(3, np.int64))]))
     assert list(stepped.env_ids) == [1]
@@ -83,20 +95,6 @@ def test_a_failure_names_the_worker_and_leaves_the_others_alone():
     assert stepped[0].result().observation[0].tolist() == [1, 1]
     with pytest.raises(WorkerError, match=r"env\[1\]\.step.*action has shape \[5\], \[3\] expected"):
         stepped[1].result()
-
-
-def test_a_state_carries_all_workers_on(runtime):
-    first = make_group(runtime.make, COUNTING, LONGER)
-    gather(first.reset().items)
-    for _ in range(5):
-        gather(first.step(zeros(first)).items)
-    second = make_group(here, COUNTING, LONGER)
-    current = gather(second.set_state(first.get_state()).items)
-    assert [ret.observation[0].tolist() for ret in current] == [[1, 5], [1, 5]]
-    for _ in range(2):
-        gather(second.step(zeros(second)).items)
-    # 5 steps were made before and 2 after: 7 * 100 + (1 + ... + 7).
-    assert [(e.length, e.return_) for e in second.pop_episodes()] == [(7, 728.0)] * 5
 
 
 def test_a_worker_without_a_state_starts_other_episodes_than_at_first():

@@ -1,11 +1,15 @@
 """The state of an object as plain data: all of it comes back, or it is not stored."""
 
 import functools
+import importlib.machinery
 import json
 import logging
+import multiprocessing
 import random
 import re
+import sys
 import threading
+import types
 from collections import OrderedDict, deque, namedtuple
 from dataclasses import dataclass
 from enum import Enum
@@ -29,6 +33,26 @@ class Phase(Enum):
 @dataclass
 class Arm:
     angle: float = 0.0
+
+
+class ClientOfALibrary:
+    """Knows the state of its simulator by a number only."""
+
+    def __init__(self):
+        self.handle = 3
+
+
+# As if written in a module that says "import _compiled".
+outside = types.ModuleType("outside")
+outside._compiled = types.ModuleType("_compiled")
+outside._compiled.__spec__ = importlib.machinery.ModuleSpec("_compiled", None, origin="/x/_compiled.abi3.so")
+ClientOfALibrary.__module__ = "outside"
+
+
+@pytest.fixture
+def imported(monkeypatch):
+    monkeypatch.setitem(sys.modules, "outside", outside)
+    monkeypatch.setitem(sys.modules, "_compiled", outside._compiled)
 
 
 class Thing:
@@ -195,9 +219,11 @@ SLICED = np.zeros(4)
         ({"a": SLICED[:2], "b": SLICED[1:]}, r"Thing\.b shares its memory with another array"),
         ({"items": OrderedDict()}, r"Thing\.items is a collections\.OrderedDict"),
         ({"image": b"\x00"}, r"Thing\.image is a builtins\.bytes"),
+        ({"pipe": multiprocessing.Pipe()}, r"Thing\.pipe\[0\] is a multiprocessing\.connection\.Connection"),
+        ({"client": ClientOfALibrary()}, r"Thing\.client is a outside\.ClientOfALibrary, whose module uses _compiled"),
     ],
 )
-def test_what_cannot_be_described_makes_the_whole_object_not_stored(attributes, reason, caplog):
+def test_what_cannot_be_described_makes_the_whole_object_not_stored(attributes, reason, caplog, imported):
     with caplog.at_level(logging.INFO):
         assert capture(Thing(**attributes, value=1)) is None
     assert len(caplog.records) == 1

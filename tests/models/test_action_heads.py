@@ -107,5 +107,5 @@ def test_several_choices_at_once(space: gym.Space[Any], last: Any) -> None:
 
 @pytest.mark.parametrize("space", [spaces.Text(3), spaces.Dict({}), spaces.Box(0, 9, (2,), np.int64)])
 def test_other_spaces_are_refused_by_name(space: gym.Space[Any]) -> None:
-    with pytest.raises(UnsupportedSpace, match="Text|Dict|Box"):
+    with pytest.raises(UnsupportedSpace, match=r"Text|Dict|Box"):
         head(space)

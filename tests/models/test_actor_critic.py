@@ -78,7 +78,7 @@ def test_dicts_of_vectors_are_joined() -> None:
 
 @pytest.mark.parametrize("space", [spaces.Dict({"camera": IMAGE}), VECTOR, spaces.Box(0, 255, (2, 2, 3), np.uint8)])
 def test_a_cnn_for_what_is_no_image_is_refused(space: Any) -> None:
-    with pytest.raises(UnsupportedSpace, match="Dict|Box"):
+    with pytest.raises(UnsupportedSpace, match=r"Dict|Box"):
         network(space, encoder="cnn")
 
 

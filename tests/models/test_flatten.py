@@ -54,5 +54,5 @@ def test_parts_of_a_dict_follow_each_other_in_the_order_of_the_space() -> None:
     "space", [spaces.Text(5), spaces.Tuple([spaces.Discrete(2)]), spaces.Dict({"x": spaces.Text(5)})]
 )
 def test_other_spaces_are_refused_by_name(space: gym.Space[Any]) -> None:
-    with pytest.raises(UnsupportedSpace, match="Text|Tuple"):
+    with pytest.raises(UnsupportedSpace, match=r"Text|Tuple"):
         Flatten(space)

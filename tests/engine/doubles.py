@@ -1,0 +1,201 @@
+"""Small real envs, policies and engines, importable by worker processes."""
+
+from __future__ import annotations
+
+import time
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import nn
+
+from rlightning.config import ClusterConfig, Config, EnvConfig, EvalConfig, PolicyConfig, TrainConfig
+from rlightning.engine.sync_engine import SyncEngine
+from rlightning.env.base_env import BaseEnv
+from rlightning.policy.base_policy import BasePolicy
+from rlightning.registry import register
+from rlightning.types import EnvMeta, EnvRet, PolicyResponse
+
+OPEN = []
+"""Envs of this process that were built and not closed."""
+
+
+@register("simulator", "uneven")
+class UnevenEnv(BaseEnv):
+    """Row i has episodes of ``lengths[i]`` steps (one length stands for all rows); every step is worth ``reward``.
+
+    The observation is N(mean, 1) per feature. ``fail_at`` raises in that step, ``sleep_s`` makes every step slow.
+    """
+
+    def __init__(self, config: EnvConfig) -> None:
+        super().__init__(config)
+        options = {"lengths": [4], "reward": 1.0, "mean": 0.0, "fail_at": 0, "sleep_s": 0.0, "stores": True}
+        options |= config.env_kwargs
+        n = config.num_envs
+        self.meta = EnvMeta(config.name, gym.spaces.Box(-1e6, 1e6, (3,)), gym.spaces.Discrete(2), n)
+        self.lengths = np.resize(np.array(options["lengths"]), n)
+        self.reward, self.mean, self.stores = options["reward"], options["mean"], options["stores"]
+        self.fail_at, self.sleep_s = options["fail_at"], options["sleep_s"]
+        self.t, self.steps = np.zeros(n, np.int64), 0
+        self.rng = np.random.default_rng(0)
+        OPEN.append(id(self))
+
+    def reset(self, seed=None, options=None):
+        if seed is not None:
+            self.rng = np.random.default_rng(list(seed))
+        self.t[:] = 0
+        return EnvRet.from_reset(self.observe(), len(self.t))
+
+    def step(self, response):
+        self.steps += 1
+        if self.steps == self.fail_at:
+            raise OSError("the motor is off")
+        time.sleep(self.sleep_s)
+        self.t += 1
+        over, never = self.t == self.lengths, np.zeros(len(self.t), np.bool_)
+        final = self.observe() if over.any() else None
+        self.t[over] = 0
+        return EnvRet(self.observe(), np.full(len(self.t), self.reward), never, over, never, final)
+
+    def observe(self):
+        return self.rng.normal(self.mean, 1.0, (len(self.t), 3)).astype(np.float32)
+
+    def get_state(self):
+        return super().get_state() if self.stores else None
+
+    def close(self):
+        if id(self) in OPEN:
+            OPEN.remove(id(self))
+
+
+@register("simulator", "clock")
+class ClockEnv(UnevenEnv):
+    """Its observation is the time of the step, in seconds since ``env_kwargs.start``."""
+
+    def observe(self):
+        return np.full((len(self.t), 3), time.time() - self.config.env_kwargs["start"], np.float32)
+
+
+@register("policy", "coin")
+class CoinPolicy(BasePolicy):
+    """Samples from a linear layer; learns to answer 0 with Adam; fails where ``algo_cfg.fail`` says.
+
+    Its exploration rate is a number that no module holds: it falls with every update and is stored as extra state.
+    """
+
+    def construct_network(self, env_meta, *args, **kwargs):
+        self.net = nn.Linear(env_meta.observation_space.shape[0], 2)
+        self.register_buffer("epsilon", torch.ones(()))
+        self.rate, self.calls = 1.0, {}
+
+    def setup_optimizer(self, optim_cfg):
+        self.optimizer = torch.optim.Adam(self.net.parameters(), self.train_config.lr)
+
+    def rollout_step(self, env_ret, *, deterministic=False):
+        self.fail("rollout")
+        logits = self.net(env_ret.observation)
+        best = logits.argmax(-1)
+        if deterministic:
+            return PolicyResponse(best)
+        explores = torch.rand(len(best), generator=self.generator) < self.epsilon
+        random = torch.randint(2, best.shape, generator=self.generator)
+        return PolicyResponse(torch.where(explores, random, best))
+
+    def postprocess(self, env_ret=None, policy_resp=None):
+        self.fail("postprocess")
+        return policy_resp
+
+    def update_dataset(self, data):
+        self.fail("update_dataset")
+        self.dataset = data["observation"][data["valid"]]
+
+    def train(self, *args, **kwargs):
+        self.fail("train")
+        loss = self.net(self.dataset).square().mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        self.rate *= 0.9
+        self.epsilon.fill_(self.rate)
+        return {"train/policy_loss": loss.item(), "user/epsilon": self.rate}
+
+    def load_state_dict(self, state_dict, *args, **kwargs):
+        self.fail("load_state_dict")
+        return super().load_state_dict(state_dict, *args, **kwargs)
+
+    def extra_training_state(self):
+        return {"rate": self.rate}
+
+    def load_extra_training_state(self, state):
+        self.rate = state["rate"]
+
+    def fail(self, where):
+        self.calls[where] = self.calls.get(where, 0) + 1
+        if self.config.algo_cfg.get("fail") == where and self.calls[where] == 2:
+            raise ZeroDivisionError(f"no {where} today")
+
+
+class SpyEngine(SyncEngine):
+    """Writes down what it does."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.did: list[str] = []
+
+    def collect(self):
+        self.did.append("collect")
+        return super().collect()
+
+    def learn(self):
+        self.did.append("learn")
+        return super().learn()
+
+    def publish(self):
+        self.did.append("publish")
+        return super().publish()
+
+    def evaluate(self):
+        self.did.append("evaluate")
+        return super().evaluate()
+
+
+class LazyEngine(SpyEngine):
+    """Forgets to publish after the first time."""
+
+    def publish(self):
+        return super().publish() if "publish" not in self.did else 0
+
+
+class Notebook:
+    """A recorder that keeps everything."""
+
+    def __init__(self):
+        self.rows: list[tuple[int, int, dict[str, float]]] = []
+        self.saves: list[tuple[int, bool]] = []
+        self.on_log = lambda epoch: None
+
+    def log(self, epoch, env_steps, metrics):
+        self.rows.append((epoch, env_steps, dict(metrics)))
+        self.on_log(epoch)
+
+    def save(self, epoch, states, *, best):
+        self.saves.append((epoch, best))
+
+
+REMOTE = dict.fromkeys(("remote_env", "remote_eval", "remote_storage", "remote_train"), True)
+CHEAP = {"train_num_cpus": 0.01, "eval_num_cpus": 0.01}
+
+
+def config(*, env=None, policy=None, cluster=None, evaluation=None, engine="syncrl", seed=0, **train):
+    """Build a small configuration; each section takes what differs from the usual one."""
+    envs = env if isinstance(env, list) else [env or {}]
+    usual = {"name": "uneven", "backend": "uneven", "num_envs": 2, "num_cpus": 0.01}
+    return Config(
+        seed=seed,
+        engine=engine,
+        env=[EnvConfig(**{**usual, **kind}) for kind in envs],
+        policy=PolicyConfig(**{"type": "coin", **CHEAP, **(policy or {})}),
+        cluster=ClusterConfig(**(cluster or {})),
+        evaluation=EvalConfig(**{"episodes": 2, "num_envs": 2, **(evaluation or {})}),
+        train=TrainConfig(**{"max_epochs": 3, "max_rollout_steps": 5, "batch_size": 5, "lr": 0.01, **train}),
+    )

@@ -1,0 +1,145 @@
+"""Policies for the tests of this room, importable by worker processes."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import nn
+
+from rlightning.policy.base_policy import BasePolicy, PolicyRole
+from rlightning.types import BatchedData, EnvRet, PolicyResponse
+from tests.doubles import LinearPolicy
+
+
+def request(rows, start=0.0):
+    """What an env worker of some rows asks: row i observes (start + i, start + i)."""
+    observation = np.repeat(np.arange(start, start + rows, dtype=np.float32)[:, None], 2, 1)
+    return EnvRet.from_reset(observation, rows)
+
+
+def batch(sizes, env_ids=None):
+    """Requests of workers of the given sizes; the rows of all are numbered through."""
+    starts = np.cumsum([0, *sizes[:-1]])
+    ids = range(len(sizes)) if env_ids is None else env_ids
+    return BatchedData(list(ids), [request(*pair) for pair in zip(sizes, starts, strict=True)])
+
+
+class Bare(BasePolicy):
+    """As little as an author may write."""
+
+    def construct_network(self, env_meta, *args, **kwargs):
+        self.net = nn.Linear(2, 2)
+
+    def setup_optimizer(self, optim_cfg):
+        self.optimizer = None
+
+    def rollout_step(self, env_ret):
+        return PolicyResponse(self.net(env_ret.observation))
+
+    def update_dataset(self, data):
+        self.dataset = data
+
+    def train(self, *args, **kwargs):
+        self.trained = True
+        return {}
+
+
+class Unusual(Bare):
+    """Modules without parameters, parameters and buffers outside of modules, and nested ones."""
+
+    def construct_network(self, env_meta, *args, **kwargs):
+        self.net = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+        self.statistics = nn.Module()
+        self.statistics.register_buffer("mean", torch.zeros(2))
+        self.activation = nn.Tanh()
+        self.log_std = nn.Parameter(torch.zeros(2))
+        self.register_buffer("count", torch.tensor(0))
+        self.register_buffer("scratch", torch.zeros(1), persistent=False)
+
+
+class EveryKind(Bare):
+    """Two modules with buffers of every kind."""
+
+    def construct_network(self, env_meta, *args, **kwargs):
+        self.net = nn.Linear(2, 2)
+        self.tied = nn.Module()
+        self.tied.weight = self.net.weight
+        self.kinds = nn.Module()
+        value = 0 if self.role_type is PolicyRole.EVAL else 3
+        for dtype in (torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.uint8, torch.bool):
+            self.kinds.register_buffer(f"of_{dtype}".replace(".", "_"), torch.full((3,), value).to(dtype))
+        self.kinds.register_buffer("zero_dim", torch.tensor(value))
+        self.kinds.register_buffer("transposed", (torch.arange(6.0).view(2, 3) * value).t())
+        self.kinds.register_buffer("empty", torch.empty(0, 2, dtype=torch.int32))
+
+
+class Scribbling(LinearPolicy):
+    """User code that works until arrays are shared: writes into what it is given."""
+
+    def rollout_step(self, env_ret, *, deterministic=False):
+        for field in (env_ret.observation, env_ret.reward):
+            field += 1
+        env_ret.terminated |= True
+        return PolicyResponse(env_ret.observation, env_action=env_ret.observation * 2, extras={"r": env_ret.reward})
+
+    def postprocess(self, env_ret=None, policy_resp=None):
+        policy_resp.action += 1
+        policy_resp.extras["r"] *= 10
+        return policy_resp
+
+    def update_dataset(self, data):
+        data["reward"] *= 0.1
+        data["observation"] += 1
+        self.dataset = data
+
+    def train(self, *args, **kwargs):
+        return {"reward": float(self.dataset["reward"].sum()), "observation": float(self.dataset["observation"].sum())}
+
+
+class Breakable(LinearPolicy):
+    """Lets a test change one bit of a parameter."""
+
+    def flip(self, name, place):
+        with torch.no_grad():
+            self.get_parameter(name).view(torch.int32).reshape(-1)[place] ^= 1
+
+    def scale(self, name, factor):
+        with torch.no_grad():
+            self.get_parameter(name).mul_(factor)
+
+    def get_weights(self):
+        return self.net.weight.detach().numpy().copy(), int(self.seen)
+
+    def get_training(self):
+        return self.training, self.net.training
+
+
+class RolloutOnly:
+    """A test double of a user: no base class, only the hooks that its test calls."""
+
+    def __init__(self):
+        self.calls = []
+
+    def init_train(self, train_config, env_meta=None):
+        self.calls.append("init_train")
+
+    def init_eval(self, eval_config=None, env_meta=None):
+        self.calls.append("init_eval")
+
+    def _rollout(self, env_ret):
+        self.calls.append("_rollout")
+        return PolicyResponse(env_ret.observation)
+
+    def _postprocess(self, env_ret=None, policy_resp=None):
+        self.calls.append("_postprocess")
+        return policy_resp
+
+    def update_dataset(self, data):
+        self.calls.append(f"update_dataset {data}")
+
+    def train(self, *args, **kwargs):
+        self.calls.append("train")
+        return {"loss": 1.0}
+
+    def get_calls(self):
+        return self.calls

@@ -1,0 +1,631 @@
+"""What the framework does for a policy, and what it refuses."""
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+from tensordict import TensorDict
+from torch import nn
+
+from rlightning.checkpoint import load_state, save_state
+from rlightning.config import OptimConfig, PolicyConfig, Section, TrainConfig
+from rlightning.errors import CheckpointError, ConfigError, ProtocolError, ShapeError, WeightSyncError
+from rlightning.policy.base_policy import BasePolicy, PolicyRole
+from rlightning.types import PolicyResponse
+from rlightning.weights import digests, flatten_names, pack
+from tests.doubles import LINE_META, LinearPolicy
+from tests.policy.policies import Bare, EveryKind, Scribbling, Unusual, request
+
+TRAIN = TrainConfig(max_epochs=10, lr=0.1)
+
+
+def learner(cls=LinearPolicy, seed=3, **config):
+    policy = cls(PolicyConfig(**config), PolicyRole.TRAIN)
+    if seed is not None:
+        policy.set_seed(seed)
+    policy.init_train(TRAIN)
+    return policy
+
+
+def actor(cls=LinearPolicy, seed=4, index=0, weights_from=None, **config):
+    policy = cls(PolicyConfig(**config), PolicyRole.EVAL)
+    policy.set_seed(seed, index)
+    policy.init_eval()
+    if weights_from is not None:
+        policy.import_bundle(weights_from.export_bundle())
+    return policy
+
+
+def data(steps=2, rows=3, version=0):
+    return TensorDict(
+        {
+            "observation": torch.arange(steps * rows * 2.0).view(steps, rows, 2),
+            "reward": torch.ones(steps, rows),
+            "version": torch.full((steps, rows), version),
+        },
+        [steps, rows],
+    )
+
+
+def trained(policy, epochs):
+    metrics = []
+    for _ in range(epochs):
+        policy._update_dataset(data(version=policy.version))
+        metrics.append((policy._train()["loss"], policy.optimizer.param_groups[0]["lr"]))
+    return metrics
+
+
+def values(policy):
+    return {name: tensor.detach().clone() for name, tensor in flatten_names(policy.get_trainable_parameters()).items()}
+
+
+# Roles and order of calls
+
+
+@pytest.mark.parametrize("role", ["both", "", None, "TRAIN"])
+def test_a_role_that_is_not_one_of_the_two_is_a_value_error(role):
+    with pytest.raises(ValueError, match="PolicyRole"):
+        LinearPolicy(PolicyConfig(), role)
+
+
+def test_a_role_may_be_given_by_its_value():
+    assert LinearPolicy(PolicyConfig(), "eval").role_type is PolicyRole.EVAL
+
+
+def test_a_policy_is_initialised_for_its_role_only():
+    with pytest.raises(ProtocolError, match="init_train is for policies of role 'train'; this one is 'eval'"):
+        LinearPolicy(PolicyConfig(), PolicyRole.EVAL).init_train(TRAIN)
+    with pytest.raises(ProtocolError, match="init_eval is for policies of role 'eval'; this one is 'train'"):
+        LinearPolicy(PolicyConfig(), PolicyRole.TRAIN).init_eval()
+
+
+@pytest.mark.parametrize(
+    ("role", "call"),
+    [
+        ("train", lambda policy: policy._train()),
+        ("train", lambda policy: policy._update_dataset(data())),
+        ("train", lambda policy: policy.export_bundle()),
+        ("eval", lambda policy: policy.import_bundle(pack({}, 0))),
+        ("eval", lambda policy: policy._rollout(request(1))),
+        ("eval", lambda policy: policy._postprocess()),
+    ],
+)
+def test_before_init_every_call_says_to_init_first(role, call):
+    policy = LinearPolicy(PolicyConfig(), role)
+    assert not policy.is_initialized()
+    with pytest.raises(ProtocolError, match=f"call init_{role} before"):
+        call(policy)
+
+
+def test_requests_before_the_first_weights_are_refused():
+    policy = actor()
+    assert policy.is_initialized()
+    with pytest.raises(ProtocolError, match=r"no weights have come yet: call PolicyGroup\.sync_weights"):
+        policy._rollout(request(1))
+    policy.import_bundle(learner().export_bundle())
+    assert policy._rollout(request(1)).version == 0
+
+
+def test_data_parallel_training_is_refused_by_option():
+    with pytest.raises(ConfigError, match=r"train\.parallel"):
+        LinearPolicy(PolicyConfig(), "train").init_train(TrainConfig(parallel="ddp"))
+
+
+def test_check_idle_is_for_sync_rollouts():
+    actor().check_idle()
+    with pytest.raises(AssertionError, match="get_num_requests"):
+        LinearPolicy(PolicyConfig(rollout_mode="async"), "eval").check_idle()
+
+
+def test_declared_options_are_validated_and_free_ones_are_not():
+    class Options(Section):
+        width: int = 8
+
+    class Declared(Bare):
+        ModelOptions = Options
+        AlgoOptions = Options
+
+    policy = Declared(PolicyConfig(model_cfg={"width": 4}), "train")
+    assert (policy.model_options.width, policy.algo_options.width) == (4, 8)
+    with pytest.raises(ValidationError, match="widht"):
+        Declared(PolicyConfig(algo_cfg={"widht": 4}), "train")
+    assert Bare(PolicyConfig(model_cfg={"anything": [1]}), "train").model_options is None
+
+
+# Networks
+
+
+def test_all_that_acts_is_found_where_the_author_lists_nothing():
+    policy = learner(Unusual)
+    assert [name for name, _ in policy.model_list] == ["net", "statistics"]
+    named = policy.get_trainable_parameters()
+    assert set(named["statistics"]) == {"mean"}
+    assert set(named["self"]) == {"log_std", "count"}
+    # Linear(2, 4), BatchNorm1d(4) with its three buffers, Linear(4, 2).
+    assert set(named["net"]) >= {"0.weight", "1.running_mean", "1.running_var", "1.num_batches_tracked", "2.bias"}
+
+
+def test_a_list_of_the_author_is_kept():
+    class Listed(Unusual):
+        def construct_network(self, env_meta, *args, **kwargs):
+            super().construct_network(env_meta)
+            self.model_list = [("only", self.net)]
+
+    assert set(learner(Listed).get_trainable_parameters()) == {"only", "self"}
+
+
+def test_get_trainable_parameters_gives_the_live_tensors_under_plain_names():
+    policy = learner()
+    plain = policy.net
+    # As torch.compile and DDP do it, one around the other.
+    policy.net = nn.ModuleDict({"_orig_mod": nn.ModuleDict({"module": plain})})
+    policy.model_list = [("net", policy.net)]
+    named = policy.get_trainable_parameters()["net"]
+    assert set(named) == {"weight", "bias"}
+    with torch.no_grad():
+        named["weight"].fill_(5)
+    assert plain.weight.tolist() == [[5, 5], [5, 5]]
+    unwrapped = learner()
+    unwrapped.import_bundle(policy.export_bundle())
+    assert unwrapped.net.weight.tolist() == [[5, 5], [5, 5]]
+
+
+def test_eval_sets_inference_mode_and_never_trains():
+    policy = learner(Bare)
+    assert (policy.training, policy.net.training) == (True, True)
+    assert policy.eval() is policy
+    assert (policy.training, policy.net.training) == (False, False)
+    assert not hasattr(policy, "trained")
+
+
+def test_modules_learn_in_training_mode_and_act_in_inference_mode():
+    assert learner(Unusual).net[1].training
+    policy = actor(Unusual, weights_from=learner(Unusual))
+    assert not policy.net[1].training
+    before = policy.get_bundle_digest()
+    policy._rollout(request(8))
+    # A BatchNorm in training mode would have moved its statistics.
+    assert policy.get_bundle_digest() == before
+
+
+# Seeds
+
+
+def test_policies_of_an_equal_seed_start_equal_and_of_another_differ():
+    assert learner(seed=3).get_bundle_digest() == learner(seed=3).get_bundle_digest()
+    assert learner(seed=3).get_bundle_digest() != learner(seed=4).get_bundle_digest()
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_the_users_global_generator_is_left_as_it_was(seed):
+    torch.manual_seed(11)
+    expected = torch.rand(3)
+    torch.manual_seed(11)
+    policy = learner(seed=seed)
+    policy.reset_training_state(TRAIN)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_eval_policies_sample_differently_and_repeat_with_their_seed():
+    source = learner()
+
+    def sampled(index):
+        return actor(index=index, weights_from=source)._rollout(request(4)).action
+
+    assert np.array_equal(sampled(0), sampled(0))
+    assert not np.array_equal(sampled(0), sampled(1))
+
+
+def test_evaluation_draws_from_its_own_generator_and_leaves_trainings_untouched():
+    source = learner()
+    alone, between = actor(weights_from=source), actor(weights_from=source)
+    first = [alone._rollout(request(4)).action for _ in range(2)]
+    second = [between._rollout(request(4)).action]
+    evaluated = [between._rollout(request(4), evaluation=True).action for _ in range(2)]
+    second.append(between._rollout(request(4)).action)
+    assert all(map(np.array_equal, first, second))
+    assert not np.array_equal(evaluated[0], evaluated[1])
+    assert not np.array_equal(evaluated[0], first[0])
+    between.seed_evaluation(9)
+    again = between._rollout(request(4), evaluation=True).action
+    between.seed_evaluation(9)
+    assert np.array_equal(between._rollout(request(4), evaluation=True).action, again)
+
+
+def test_an_exception_in_evaluation_gives_trainings_generator_back():
+    policy = actor(weights_from=learner())
+    own = policy.generator
+    misshapen = request(4)
+    misshapen.observation = np.zeros((4, 5), np.float32)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        policy._rollout(misshapen, evaluation=True)
+    assert policy.generator is own
+    assert policy.get_num_requests() == 0
+
+
+# Rollouts
+
+
+def test_a_rollout_runs_under_inference_mode_on_owned_tensors_and_answers_arrays():
+    seen = {}
+
+    class Watching(Bare):
+        def rollout_step(self, env_ret):
+            seen.update(inference=torch.is_inference_mode_enabled(), kind=type(env_ret.observation))
+            env_ret.observation += 1
+            return PolicyResponse(env_ret.observation, extras={"log_prob": env_ret.observation.sum(1)})
+
+    asked = request(2)
+    answer = actor(Watching, weights_from=learner(Watching))._rollout(asked)
+    assert seen == {"inference": True, "kind": torch.Tensor}
+    assert asked.observation.tolist() == [[0, 0], [1, 1]]
+    # (0, 0) + 1 = (1, 1), whose sum is 2; (1, 1) + 1 = (2, 2), whose sum is 4.
+    assert answer.action.tolist() == [[1, 1], [2, 2]]
+    assert answer.extras["log_prob"].tolist() == [2, 4]
+    answer.action += 1
+
+
+def test_several_requests_are_one_forward_and_every_worker_gets_its_rows_with_the_version():
+    source = learner()
+    trained(source, 2)
+    policy = actor(weights_from=source)
+    answers = policy._rollout_batch(request(2), request(1, 2), request(3, 3), deterministic=True)
+    together = policy._rollout(request(6), deterministic=True)
+    assert policy.forwards == 2
+    assert [len(answer.action) for answer in answers] == [2, 1, 3]
+    assert np.array_equal(np.concatenate([answer.action for answer in answers]), together.action)
+    assert {answer.version for answer in answers} == {2}
+
+
+def test_a_request_for_the_mode_is_refused_by_name_where_rollout_step_cannot_give_it():
+    policy = actor(Bare, weights_from=learner(Bare))
+    policy._rollout(request(1), evaluation=True)
+    with pytest.raises(
+        ConfigError, match=r"Bare\.rollout_step takes no 'deterministic'.*deterministic=false"):
+    ):
+        policy._rollout(request(1), evaluation=True, deterministic=True)
+
+
+@pytest.mark.parametrize("field", ["action", "env_action", "extras"])
+def test_an_answer_of_another_number_of_rows_is_refused(field):
+    class Short(Bare):
+        def rollout_step(self, env_ret):
+            whole, short = torch.zeros(3, 1), torch.zeros(2, 1)
+            answer = {"action": whole, "env_action": whole, "extras": {"x": whole}}
+            return PolicyResponse(**answer | {field: {"x": short} if field == "extras" else short})
+
+    with pytest.raises(ShapeError, match=r"answered \(2, 1\) to 3 rows"):
+        actor(Short, weights_from=learner(Short))._rollout_batch(request(1), request(2))
+
+
+def test_by_default_postprocess_gives_the_answer_back():
+    policy = actor(weights_from=learner())
+    answer = policy._rollout(request(2))
+    assert policy._postprocess(request(2), answer) is answer
+
+
+def test_postprocess_works_on_owned_tensors_also_where_actions_are_trees():
+    class Tree(Bare):
+        def postprocess(self, env_ret=None, policy_resp=None):
+            assert torch.is_inference_mode_enabled()
+            policy_resp.action["arm"] += 1
+            policy_resp.extras["reward"] = env_ret.reward + 5
+            return policy_resp
+
+    given = PolicyResponse({"arm": np.zeros(2), "grip": np.arange(2)}, version=7)
+    given.action["arm"].flags.writeable = False
+    answer = actor(Tree, weights_from=learner(Tree))._postprocess(request(2), given)
+    assert given.action["arm"].tolist() == [0, 0]
+    assert answer.action["arm"].tolist() == [1, 1]
+    assert answer.action["grip"].tolist() == [0, 1]
+    assert (answer.extras["reward"].tolist(), answer.version) == ([5, 5], 7)
+    assert isinstance(answer.action["arm"], np.ndarray)
+
+
+def test_time_spent_is_counted_by_name_and_printed(capsys):
+    policy = actor(weights_from=learner())
+    for _ in range(3):
+        policy._rollout(request(1))
+    assert policy.timing_raw["rollout"]["count"] == 3
+    policy.print_timing_summary(reset=True)
+    assert "rollout" in capsys.readouterr().out
+    assert "rollout" not in policy.timing_raw
+
+
+# Data
+
+
+def test_update_dataset_tells_how_old_the_weights_were_that_acted():
+    policy = learner()
+    trained(policy, 3)
+    assert policy._update_dataset(data(version=3)) == 0
+    mixed = data(version=3)
+    mixed["version"][0, 0] = 1
+    # The oldest row acted with version 1, the learner has 3.
+    assert policy._update_dataset(mixed) == 2
+    assert policy._update_dataset(data().exclude("version")) == 0
+
+
+# Bundles
+
+
+@pytest.mark.parametrize("cls", [LinearPolicy, Unusual, EveryKind])
+def test_a_bundle_brings_a_policy_to_the_learners_digest_and_version(cls):
+    source = learner(cls)
+    policy = actor(cls, seed=9)
+    assert policy.get_bundle_digest() != source.get_bundle_digest()
+    source.version = 5
+    assert policy.import_bundle(source.export_bundle()) == 5
+    assert policy.get_bundle_digest() == source.get_bundle_digest()
+    assert policy.get_param_fingerprint() == source.get_param_fingerprint()
+    assert policy.get_bundle_digest()[0] == 5
+
+
+def test_a_bundle_is_a_copy_and_so_is_what_was_imported():
+    source = learner()
+    bundle = source.export_bundle()
+    policy = actor()
+    policy.import_bundle(bundle)
+    before = values(policy)
+    trained(source, 1)
+    bundle.flat["float32"][:] = 0
+    assert all(torch.equal(before[name], tensor) for name, tensor in values(policy).items())
+
+
+def test_a_fingerprint_is_the_norm_of_each_tensor_that_acts():
+    policy = learner()
+    with torch.no_grad():
+        policy.net.weight.copy_(torch.tensor([[3.0, 0.0], [0.0, 4.0]]))
+        policy.net.bias.zero_()
+    policy.seen += 2
+    # sqrt(9 + 16) = 5.
+    assert policy.get_param_fingerprint() == {"net.weight": 5.0, "net.bias": 0.0, "self.seen": 2.0}
+
+
+def test_one_bit_changes_the_digest_of_its_tensor_only():
+    policy = learner(EveryKind)
+    tensors = flatten_names(policy.get_trainable_parameters())
+    for name, tensor in tensors.items():
+        _, before = policy.get_bundle_digest()
+        with torch.no_grad():
+            flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8).clone()
+            flat[:1] ^= 1
+            tensor.copy_(flat.view(tensor.dtype).view(tensor.shape))
+        _, after = policy.get_bundle_digest()
+        changed = {key for key in before if before[key] != after[key]}
+        # Tied tensors are one tensor under two names; an empty one has no bit to change.
+        tied = {"net.weight", "tied.weight"}
+        assert changed == (tied if name in tied else {name} if tensor.numel() else set())
+
+
+def _drop(tensors):
+    del tensors["net"]["bias"]
+
+
+def _drop_module(tensors):
+    del tensors["net"]
+
+
+def _add(tensors):
+    tensors["net"]["scale"] = torch.ones(1)
+
+
+def _reshape(tensors):
+    tensors["net"]["weight"] = tensors["net"]["weight"].view(1, 4)
+
+
+def _cast(tensors):
+    tensors["net"]["bias"] = tensors["net"]["bias"].double()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (_drop, r"missing net\.bias"),
+        (_drop_module, r"missing net\.weight; missing net\.bias"),
+        (_add, r"unexpected net\.scale"),
+        (_reshape, r"net\.weight is \(1, 4\) torch\.float32, expected \(2, 2\)"),
+        (_cast, r"net\.bias is \(2,\) torch\.float64, expected \(2,\) torch\.float32"),
+    ],
+)
+def test_weights_that_do_not_fit_change_nothing_and_are_raised_by_the_next_wait_and_request(change, words):
+    policy = actor(weights_from=learner(seed=8))
+    tensors = {module: dict(named) for module, named in learner().get_trainable_parameters().items()}
+    change(tensors)
+    before = policy.get_bundle_digest()
+    with pytest.raises(WeightSyncError, match=f"weights of version 1 do not fit LinearPolicy .*{words}"):
+        policy.import_bundle(pack(tensors, 1))
+    assert policy.get_bundle_digest() == before
+    with pytest.raises(WeightSyncError, match=r"the last weight update failed.*net"):
+        policy.wait_for_weight_update_done(1.0)
+    with pytest.raises(WeightSyncError, match=r"the last weight update failed.*net"):
+        policy._rollout(request(1))
+    with pytest.raises(WeightSyncError, match="net"):
+        policy.load_state_dict(tensors)
+    assert policy.get_bundle_digest() == before
+    # Weights that fit heal it.
+    policy.import_bundle(learner().export_bundle())
+    assert policy.wait_for_weight_update_done() is True
+    policy._rollout(request(1))
+
+
+def test_weights_that_are_older_than_those_in_force_are_refused():
+    source = learner()
+    old = source.export_bundle()
+    trained(source, 1)
+    policy = actor(weights_from=source)
+    before = policy.get_bundle_digest()
+    with pytest.raises(WeightSyncError, match="version 0 came after those of version 1"):
+        policy.import_bundle(old)
+    assert policy.get_bundle_digest() == before
+    with pytest.raises(WeightSyncError, match="version 0 came after"):
+        policy._rollout(request(1))
+
+
+def test_the_same_version_may_come_twice():
+    source = learner()
+    policy = actor(weights_from=source)
+    assert policy.import_bundle(source.export_bundle()) == 0
+
+
+def test_a_users_own_update_that_fails_is_not_reported_done():
+    class Failing(LinearPolicy):
+        def load_state_dict(self, state_dict, *args, **kwargs):
+            raise KeyError("in the user's code")
+
+    policy = actor(Failing)
+    with pytest.raises(KeyError):
+        policy.import_bundle(learner().export_bundle())
+    with pytest.raises(WeightSyncError, match="in the user's code"):
+        policy.wait_for_weight_update_done()
+    assert policy.version == -1
+    assert policy.get_num_requests() == 0
+
+
+def test_load_state_dict_takes_what_get_trainable_parameters_gives():
+    source, policy = learner(), learner(seed=8)
+    policy.load_state_dict(source.get_trainable_parameters())
+    assert digests(values(policy)) == digests(values(source))
+    assert policy.net.weight.requires_grad
+
+
+# Training and its state
+
+
+def test_training_counts_epochs_and_versions():
+    policy = learner()
+    assert (policy.epoch, policy.version) == (0, 0)
+    trained(policy, 3)
+    assert (policy.epoch, policy.version, int(policy.seen)) == (3, 3, 3 * 6)
+
+
+def test_reset_brings_networks_optimizer_and_counters_back_and_keeps_versions_growing():
+    policy, fresh = learner(), learner()
+    trained(policy, 3)
+    policy.reset_training_state(TRAIN, LINE_META, seed=3)
+    assert policy.get_bundle_digest()[1] == fresh.get_bundle_digest()[1]
+    assert (policy.epoch, policy.dataset, policy.optimizer.state_dict()["state"]) == (0, None, {})
+    assert policy.optimizer.param_groups[0]["params"][0] is policy.net.weight
+    # An eval policy that acts with version 3 takes what comes next.
+    assert policy.version == 4
+    assert trained(policy, 3) == trained(fresh, 3)
+
+
+def test_reset_without_a_seed_repeats_the_initial_networks():
+    policy = learner()
+    trained(policy, 2)
+    policy.reset_training_state(TRAIN)
+    assert policy.get_bundle_digest()[1] == learner().get_bundle_digest()[1]
+    policy.reset_training_state(TRAIN, seed=8)
+    assert policy.get_bundle_digest()[1] == learner(seed=8).get_bundle_digest()[1]
+
+
+def test_a_run_that_resumes_equals_one_that_was_not_stopped(tmp_path):
+    whole, stopped = learner(), learner()
+    expected = trained(whole, 8)
+    got = trained(stopped, 4)
+    stopped.save_checkpoint(tmp_path / "c")
+    trained(stopped, 2)
+    resumed = learner(seed=99)
+    resumed.load_checkpoint(tmp_path / "c")
+    assert (resumed.epoch, resumed.version) == (4, 4)
+    # The learning rate falls from 0.1 to 0 in 10 epochs: after 4 of them it is 0.06.
+    assert resumed.optimizer.param_groups[0]["lr"] == pytest.approx(0.06)
+    assert got + trained(resumed, 4) == expected
+    assert resumed.get_bundle_digest() == whole.get_bundle_digest()
+    assert torch.equal(torch.rand(3, generator=resumed.generator), torch.rand(3, generator=whole.generator))
+
+
+def test_training_does_not_change_a_state_that_was_taken(tmp_path):
+    policy = learner()
+    trained(policy, 2)
+    state = policy.get_training_state()
+    save_state(tmp_path / "c", {"before": state})
+    trained(policy, 2)
+    one, other = learner(seed=8), learner(seed=9)
+    one.load_training_state(state)
+    other.load_training_state(load_state(tmp_path / "c")["before"])
+    assert one.get_bundle_digest() == other.get_bundle_digest() != policy.get_bundle_digest()
+    assert trained(one, 2) == trained(other, 2)
+
+
+def test_a_policy_may_keep_more_and_gets_it_back(tmp_path):
+    class Keeping(LinearPolicy):
+        exploration = 1.0
+
+        def extra_training_state(self):
+            return {"exploration": self.exploration}
+
+        def load_extra_training_state(self, state):
+            self.exploration = state["exploration"]
+
+    policy = learner(Keeping)
+    policy.exploration = 0.25
+    policy.save_checkpoint(tmp_path / "c")
+    resumed = learner(Keeping)
+    resumed.load_checkpoint(tmp_path / "c")
+    assert resumed.exploration == 0.25
+
+
+def test_the_state_of_another_network_or_role_or_optimizer_changes_nothing(tmp_path):
+    class TwoOptimizers(LinearPolicy):
+        def setup_optimizer(self, optim_cfg):
+            super().setup_optimizer(optim_cfg)
+            self.second = torch.optim.SGD(self.net.parameters(), 0.1)
+
+    policy = learner()
+    before = policy.get_bundle_digest()
+    others = {
+        r"net\.weight": learner(Wider),
+        "role 'eval'": actor(seed=8, weights_from=learner(seed=8)),
+        "optimizers": learner(TwoOptimizers, seed=8),
+    }
+    for words, other in others.items():
+        with pytest.raises(CheckpointError, match=words):
+            policy.load_training_state(other.get_training_state())
+        assert policy.get_bundle_digest() == before
+    with pytest.raises(CheckpointError, match="role"):
+        policy.load_training_state({})
+    with pytest.raises(CheckpointError, match="no checkpoint folder"):
+        policy.load_checkpoint(tmp_path / "nowhere")
+    assert policy.get_bundle_digest() == before
+
+
+def test_an_eval_policy_takes_just_what_acts_from_a_learners_state():
+    source = learner()
+    trained(source, 3)
+    policy = actor()
+    policy.load_training_state(source.get_training_state(), act_only=True)
+    assert policy.get_bundle_digest() == source.get_bundle_digest()
+    policy._rollout(request(1))
+
+
+def test_an_abstract_method_that_is_missing_is_named():
+    class Incomplete(BasePolicy):
+        def construct_network(self, env_meta, *args, **kwargs):
+            self.net = nn.Linear(1, 1)
+
+    with pytest.raises(TypeError, match="rollout_step"):
+        Incomplete(PolicyConfig(), "train")
+
+
+def test_what_a_user_writes_into_is_his_own():
+    policy = actor(Scribbling, weights_from=learner(Scribbling))
+    asked = request(2)
+    answer = policy._rollout(asked)
+    assert (asked.observation.tolist(), asked.reward.tolist()) == ([[0, 0], [1, 1]], [0, 0])
+    # (0, 0) + 1 and (1, 1) + 1; the env gets twice that; the reward 0 + 1.
+    assert answer.action.tolist() == [[1, 1], [2, 2]]
+    assert answer.env_action.tolist() == [[2, 2], [4, 4]]
+    assert answer.extras["r"].tolist() == [1, 1]
+
+
+def test_the_optimizer_section_reaches_setup_optimizer():
+    seen = []
+
+    class Asking(Bare):
+        def setup_optimizer(self, optim_cfg):
+            seen.append((optim_cfg, self.train_config))
+
+    learner(Asking, optim_cfg=OptimConfig(name="sgd"))
+    assert seen == [(OptimConfig(name="sgd"), TRAIN)]
