@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -74,8 +74,11 @@ class _Rows:
     def __len__(self) -> int:
         return len(self.advantage)
 
+    def _columns(self) -> list[Tensor]:
+        return [getattr(self, column.name) for column in fields(self)]
+
     def take(self, index: Tensor) -> _Rows:
-        return _Rows(*(getattr(self, field.name).index_select(0, index) for field in fields(self)))
+        return _Rows(*(column.index_select(0, index) for column in self._columns()))
 
     def minibatches(self, batch_size: int) -> Iterator[_Rows]:
         """Cut into views of nearly equal size, the fewest that are not above ``batch_size``.
@@ -84,8 +87,8 @@ class _Rows:
         too small to normalise its advantages.
         """
         count = -(-len(self) // batch_size)
-        columns = [getattr(self, field.name).tensor_split(count) for field in fields(self)]
-        return (_Rows(*column) for column in zip(*columns, strict=True))
+        parts = [column.tensor_split(count) for column in self._columns()]
+        return (_Rows(*part) for part in zip(*parts, strict=True))
 
 
 @dataclass(slots=True)
@@ -94,6 +97,35 @@ class _Dataset:
 
     rows: _Rows
     moments: Moments | None
+
+
+@dataclass(slots=True)
+class _Trace:
+    """What the minibatches of one update showed; numbers stay on the device until the update is over.
+
+    Attributes:
+        log_ratios: Of the rows of each minibatch, [B] each.
+        terms: Policy loss, value loss and entropy of each minibatch, one after the other.
+        grad_norms: One per gradient step.
+    """
+
+    log_ratios: list[Tensor] = field(default_factory=list)
+    terms: list[Tensor] = field(default_factory=list)
+    grad_norms: list[Tensor] = field(default_factory=list)
+
+    def means(self, clip_range: float) -> dict[str, float]:
+        """Give metrics of the update as a whole."""
+        policy_loss, value_loss, entropy = torch.stack(self.terms).view(-1, 3).mean(0).tolist()
+        log_ratio = torch.cat(self.log_ratios)
+        return {
+            "train/policy_loss": policy_loss,
+            "train/value_loss": value_loss,
+            "train/entropy": entropy,
+            "train/approx_kl": losses.approximate_kl(log_ratio).item(),
+            "train/clip_fraction": losses.clip_fraction(log_ratio.exp(), clip_range).item(),
+            "train/grad_norm": torch.stack(self.grad_norms).mean().item() if self.grad_norms else 0.0,
+            "train/gradient_steps": float(len(self.grad_norms)),
+        }
 
 
 class PPO(BasePolicy):
@@ -162,21 +194,14 @@ class PPO(BasePolicy):
         next_value = self._next_values(data, value, terminated | ~valid, cut)
         advantage = gae(reward, value, next_value, terminated, cut, gamma=options.gamma, lam=options.lam)
 
-        log_prob = data["log_prob"]
-        rows = _Rows(
-            observation,
-            data["action"].flatten(0, 1),
-            log_prob.flatten(),
-            advantage.flatten(),
-            (advantage + value).flatten(),
-            value.flatten(),
-        )
-        mask = valid.flatten()
-        if not mask.all():
-            rows = rows.take(mask.nonzero().squeeze(-1))
+        columns = (data["action"], data["log_prob"], advantage, advantage + value, value)
+        rows = _Rows(observation, *(column.flatten(0, 1) for column in columns))
+        if not valid.all():
+            index = valid.flatten().nonzero().squeeze(-1)
+            rows, flat = rows.take(index), flat.index_select(0, index)
         if len(rows) == 0:
-            raise NotEnoughData(f"none of the {mask.numel()} rows of the rollout is valid")
-        self.dataset = _Dataset(rows, None if network.normalizer is None else Moments.of(flat, mask))
+            raise NotEnoughData(f"none of the {valid.numel()} rows of the rollout is valid")
+        self.dataset = _Dataset(rows, None if network.normalizer is None else Moments.of(flat))
 
     def _values(self, prepared: Tensor) -> Tensor:
         return torch.cat([self.network.value(rows) for rows in torch.split(prepared, _FORWARD_ROWS)])
@@ -204,56 +229,47 @@ class PPO(BasePolicy):
         """
         if self.dataset is None:
             raise ProtocolError("call update_dataset before train")
-        options, rows = self.algo_options, self.dataset.rows
+        rows = self.dataset.rows
         progress = self.epoch / self.train_config.max_epochs
-        clip_range = options.clip_range * anneal(options.clip_schedule, progress)
         lr = self.train_config.lr * anneal(self.config.optim_cfg.schedule, progress)
+        clip_range = self.algo_options.clip_range * anneal(self.algo_options.clip_schedule, progress)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        max_kl = math.inf if options.target_kl is None else 1.5 * options.target_kl
-        max_grad_norm = self.config.optim_cfg.max_grad_norm or math.inf
 
-        log_ratios, measured, norms = [], [], []
-        parameters = list(self.network.parameters())
-        for minibatch in self._minibatches(rows):
-            loss, log_ratio, terms = self._loss(minibatch, clip_range)
-            log_ratios.append(log_ratio)
-            measured += terms
-            # Asking for the value waits for the device, so only where it is needed.
-            if options.target_kl is not None and losses.approximate_kl(log_ratio).item() > max_kl:
-                break
-            self.optimizer.zero_grad()
-            torch.autograd.backward(loss)
-            norms.append(clip_grad_norm(parameters, max_grad_norm))
-            self.optimizer.step()
+        trace = self._optimize(rows, clip_range)
 
-        policy_loss, value_loss, entropy = torch.stack(measured).view(-1, 3).mean(0).tolist()
-        log_ratio = torch.cat(log_ratios)
-        metrics = {
-            "train/policy_loss": policy_loss,
-            "train/value_loss": value_loss,
-            "train/entropy": entropy,
-            "train/approx_kl": losses.approximate_kl(log_ratio).item(),
-            "train/clip_fraction": losses.clip_fraction(log_ratio.exp(), clip_range).item(),
+        metrics = trace.means(clip_range) | {
             "train/explained_variance": losses.explained_variance(rows.value, rows.return_).item(),
-            "train/grad_norm": torch.stack(norms).mean().item() if norms else 0.0,
             "train/lr": lr,
-            "train/gradient_steps": float(len(norms)),
             "train/rows": float(len(rows)),
         }
         if isinstance(self.network.head, BoxHead):
             metrics["train/std"] = self.network.head.log_std.detach().exp().mean().item()
-        lost = [name for name, value in metrics.items() if not math.isfinite(value)]
-        if lost:
-            raise RLightningError(
-                f"PPO diverged in epoch {self.epoch}: {', '.join(lost)} not finite; look for rewards or observations "
-                f"that are not finite, lower train.lr ({self.train_config.lr}) or set policy.algo_cfg.target_kl"
-            )
+        self._check_finite(metrics)
         # Only now: while the update lasted, observations had to look as they did to the policy that acted.
         if self.network.normalizer is not None and self.dataset.moments is not None:
             self.network.normalizer.merge(self.dataset.moments)
             self.dataset.moments = None
         return metrics
+
+    def _optimize(self, rows: _Rows, clip_range: float) -> _Trace:
+        """Make the gradient steps of one update."""
+        target_kl = self.algo_options.target_kl
+        max_grad_norm = self.config.optim_cfg.max_grad_norm or math.inf
+        parameters = list(self.network.parameters())
+        trace = _Trace()
+        for minibatch in self._minibatches(rows):
+            loss, log_ratio, terms = self._loss(minibatch, clip_range)
+            trace.log_ratios.append(log_ratio)
+            trace.terms += terms
+            # Asking for the value waits for the device, so only where it is needed.
+            if target_kl is not None and losses.approximate_kl(log_ratio).item() > 1.5 * target_kl:
+                break
+            self.optimizer.zero_grad()
+            torch.autograd.backward(loss)
+            trace.grad_norms.append(clip_grad_norm(parameters, max_grad_norm))
+            self.optimizer.step()
+        return trace
 
     def _minibatches(self, rows: _Rows) -> Iterator[_Rows]:
         for _ in range(self.algo_options.update_epochs):
@@ -269,10 +285,19 @@ class PPO(BasePolicy):
         policy_loss = losses.clipped_policy_loss(log_ratio.exp(), advantage, clip_range)
         value_loss = losses.value_loss(value, rows.return_, rows.value, options.value_clip)
         loss = policy_loss + options.value_coef * value_loss
-        entropy = distribution.entropy().mean()
-        if options.entropy_coef:
+        with torch.set_grad_enabled(options.entropy_coef > 0):  # else it is just a metric
+            entropy = distribution.entropy().mean()
+        if options.entropy_coef > 0:
             loss = loss - options.entropy_coef * entropy
         return loss, log_ratio.detach(), [policy_loss.detach(), value_loss.detach(), entropy.detach()]
+
+    def _check_finite(self, metrics: dict[str, float]) -> None:
+        lost = [name for name, value in metrics.items() if not math.isfinite(value)]
+        if lost:
+            raise RLightningError(
+                f"PPO diverged in epoch {self.epoch}: {', '.join(lost)} not finite; look for rewards or observations "
+                f"that are not finite, lower train.lr ({self.train_config.lr}) or set policy.algo_cfg.target_kl"
+            )
 
     def extra_training_state(self) -> dict[str, Any]:
         return {"reward_carry": self.reward_scaler.carry}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
+import gymnasium as gym
 import numpy as np
 
 Purpose = Literal["train", "eval"]
@@ -37,3 +38,18 @@ def sub_env_seeds(seed: int, purpose: Purpose, worker: int, generation: int, num
 def joint_seed(seeds: Sequence[int]) -> int:
     """Mix the seeds of all sub-envs into the one number that most native vector envs take."""
     return int(np.random.SeedSequence(list(seeds)).generate_state(1)[0]) >> 1
+
+
+_SPACES = ("action_space", "observation_space", "single_action_space", "single_observation_space")
+
+
+def seed_spaces(env: Any, seed: int) -> None:
+    """Let what an env of Gymnasium draws from its own spaces follow from a seed.
+
+    ``reset`` does not seed them, so that they would draw from the entropy of the machine. Spaces that belong to the
+    class and not to the env are left alone: other envs of this process have them too.
+    """
+    for owner in {id(each): each for each in (env, env.unwrapped)}.values():
+        for space in (vars(owner).get(name) for name in _SPACES):
+            if isinstance(space, gym.Space):
+                space.seed(seed)

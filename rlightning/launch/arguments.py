@@ -61,7 +61,8 @@ def parse_arguments(overrides: Sequence[str], folders: Sequence[Path]) -> Argume
         except HydraException as error:
             key, equals, _ = argument.partition("=")
             message = f"not readable: {error}" if equals else "an argument has the form key=value"
-            arguments.problems.append(Problem(key, message, _where(argument), nearest_option(key)))
+            nearest = nearest_option(key)
+            arguments.problems.append(Problem(key, message, _where(argument), nearest if nearest != key else ""))
             continue
         _sort_in(override, argument, folders, arguments)
     return arguments

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -160,7 +161,12 @@ def _hydra(folder: Path) -> Iterator[None]:
     state = GlobalHydra.instance()
     outer, state.hydra = state.hydra, None
     try:
-        with hydra.initialize_config_dir(str(folder), job_name="rlightning", version_base=_HYDRA_VERSION_BASE):
+        with (
+            warnings.catch_warnings(),
+            hydra.initialize_config_dir(str(folder), job_name="rlightning", version_base=_HYDRA_VERSION_BASE),
+        ):
+            # A file without _self_ wins over its defaults, as everybody expects; Hydra still warns who knew it otherwise.
+            warnings.filterwarnings("ignore", message=".*Defaults list is missing `_self_`")
             yield
     finally:
         GlobalHydra.instance().hydra = outer

@@ -82,11 +82,6 @@ _CONTRADICTIONS = (
         "less than train.max_rollout_steps: the block would overflow; raise it or leave it null",
     ),
     _Rule(
-        "train.batch_size",
-        lambda config: config.buffer.type == "rollout" and config.train.batch_size > _transitions_per_epoch(config),
-        "more than one epoch collects (train.max_rollout_steps times all sub-envs); lower it",
-    ),
-    _Rule(
         "log.backend",
         lambda config: "wandb" in config.log.backend and importlib.util.find_spec("wandb") is None,
         "wandb is not installed; get it with: pip install 'rlightning[wandb]'",
@@ -106,7 +101,3 @@ def contradictions(config: Config) -> list[Problem]:
 
 def _refused(rules: Sequence[_Rule], config: Config) -> list[Problem]:
     return [Problem(rule.path, rule.message) for rule in rules if rule.refused(config)]
-
-
-def _transitions_per_epoch(config: Config) -> int:
-    return config.train.max_rollout_steps * config.num_envs

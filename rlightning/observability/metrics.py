@@ -68,6 +68,7 @@ for _name, _unit, _meaning in (
         "reward",
         "Mean return of the last 100 training episodes; of all while there are fewer.",
     ),
+    ("episode/return_mean/<task>", "reward", "As episode/return_mean, for one task of a multi-task run."),
     ("episode/length_mean", "steps", "Mean length of the training episodes that ended in this epoch."),
     ("episode/count", "episodes", "Training episodes that ended in this epoch."),
     ("eval/return_mean", "reward", "Mean return of the episodes of an evaluation."),

@@ -121,9 +121,10 @@ def wait(
         missing = max(0, at_least - len(ready))
         done, _ = kind._wait(members, min(missing, len(members)), timeout if missing else 0.0)
         ready.update(id(future) for future in done)
-    if len(ready) < min(at_least, len(futures)):
-        raise CallTimeout(f"{len(ready)} of {len(futures)} calls answered within {timeout} s, {at_least} wanted")
-    return [f for f in futures if id(f) in ready], [f for f in futures if id(f) not in ready]
+    done, pending = [f for f in futures if id(f) in ready], [f for f in futures if id(f) not in ready]
+    if len(done) < min(at_least, len(futures)):
+        raise CallTimeout(f"{len(done)} of {len(futures)} calls answered within {timeout} s, {at_least} wanted")
+    return done, pending
 
 
 def resolve(value: Any) -> Any:

@@ -26,7 +26,8 @@ class LocalHandle:
     def call(self, method: Callable[..., R], *args: Any, **kwargs: Any) -> Future[R]:
         bound: Callable[..., R] = getattr(self.target, method.__name__)
         try:
-            return LocalFuture(bound(*map(resolve, args), **kwargs))
+            named = {name: resolve(value) for name, value in kwargs.items()}
+            return LocalFuture(bound(*map(resolve, args), **named))
         except Exception as error:
             return LocalFuture(error=self._blame(error, method.__name__))
 
@@ -35,9 +36,13 @@ class LocalHandle:
             raise ValueError("one item needs no splitting: use call")
         outcome = self.call(method, *args, **kwargs)
         try:
-            return [LocalFuture(item) for item in outcome.result()]
+            items = outcome.result()
         except WorkerError:
             return [outcome] * count
+        if len(items) != count:
+            wrong = ValueError(f"the list has {len(items)} items, {count} were expected")
+            return [LocalFuture(error=self._blame(wrong, method.__name__))] * count
+        return [LocalFuture(item) for item in items]
 
     def info(self) -> WorkerInfo:
         return WorkerInfo(self.name, "local", remote=False)

@@ -81,14 +81,14 @@ class RayHandle:
 
     def call(self, method: Callable[..., R], *args: Any, **kwargs: Any) -> Future[R]:
         name = method.__name__
-        ref = self._method(name, 1).remote(*map(_unwrap, args), **kwargs)
+        ref = self._method(name, 1).remote(*map(_unwrap, args), **_unwrap_named(kwargs))
         return RayFuture(ref, self.name, name)
 
     def call_split(self, count: int, method: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Future[Any]]:
         if count < 2:
             raise ValueError("one item needs no splitting: use call")
         name = method.__name__
-        refs = self._method(name, count).remote(*map(_unwrap, args), **kwargs)
+        refs = self._method(name, count).remote(*map(_unwrap, args), **_unwrap_named(kwargs))
         return [RayFuture(ref, self.name, name) for ref in refs]
 
     def info(self) -> WorkerInfo:
@@ -117,6 +117,10 @@ def _unwrap(argument: Any) -> Any:
     if isinstance(argument, RayFuture):
         return argument.ref
     return argument.result() if isinstance(argument, Future) else argument
+
+
+def _unwrap_named(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {name: _unwrap(argument) for name, argument in arguments.items()}
 
 
 def _blame(error: RayError, future: RayFuture[Any]) -> WorkerError:

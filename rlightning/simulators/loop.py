@@ -9,6 +9,7 @@ import gymnasium as gym
 import numpy as np
 
 from rlightning.env.arrays import Leaf, empty_rows, space_leaves, write_row
+from rlightning.env.seeding import seed_spaces
 from rlightning.errors import ConfigError, Problem, ShapeError, WorkerError
 from rlightning.types import EnvRet, Tree
 from rlightning.types.tree import tree_map
@@ -45,6 +46,8 @@ class EnvLoop:
         """Start a new episode in every env."""
         for i, env in enumerate(self.envs):
             try:
+                if seeds is not None:
+                    seed_spaces(env, seeds[i])
                 observation, _ = env.reset(seed=None if seeds is None else seeds[i], options=options)
                 write_row(self._rows, i, observation, self._leaves)
             except Exception as error:

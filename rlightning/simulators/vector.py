@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from rlightning.env.arrays import empty_rows, space_leaves, write_row
-from rlightning.env.seeding import joint_seed
+from rlightning.env.seeding import joint_seed, seed_spaces
 from rlightning.errors import ConfigError, Problem, WorkerError
 from rlightning.types import EnvRet, Tree
 from rlightning.types.tree import tree_map
@@ -59,6 +59,9 @@ class VectorRows:
         seed: Any = None
         if seeds is not None:
             seed = list(seeds) if isinstance(self.env.unwrapped, _SEED_LISTS) else joint_seed(seeds)
+            seed_spaces(self.env, joint_seed(seeds))
+            for each, own in zip(getattr(self.env.unwrapped, "envs", ()), seeds, strict=False):
+                seed_spaces(each, own)
         observation, _ = self.env.reset(seed=seed, options=options)
         self._ages[:] = 0
         self._was_end = self._never.copy()

@@ -1,4 +1,4 @@
-"""Collect, learn, publish, evaluate, save: what happens when, and that a synchronous engine never learns from old data."""
+"""Collect, learn, publish, evaluate, save: what happens when, and no learning from old data."""
 
 import itertools
 import os

@@ -68,9 +68,9 @@ def test_overrides_reach_one_env_and_a_list_of_envs() -> None:
     assert num_envs("env.num_envs=16") == [16]
     assert num_envs("env.0.num_envs=16") == [16]
     one = "env=[{name: CartPole-v1}]"
-    assert num_envs(one, "env.num_envs=16", "train.batch_size=32") == [16]
+    assert num_envs(one, "env.num_envs=16") == [16]
     two = "env=[{name: CartPole-v1}, {name: CartPole-v1, num_envs: 2}]"
-    assert num_envs(two, "env.0.num_envs=16", "train.batch_size=32") == [16, 2]
+    assert num_envs(two, "env.0.num_envs=16") == [16, 2]
 
 
 def test_sections_merge_and_lists_are_replaced() -> None:
@@ -92,9 +92,7 @@ def test_interpolations_see_other_options_and_defaults() -> None:
 
 def test_a_folder_conf_is_searched_before_the_package(folder: Path) -> None:
     (folder / "conf" / "cluster").mkdir(parents=True)
-    (folder / "conf" / "mine.yaml").write_text(
-        "# My own task\ndefaults: [ppo_cartpole, _self_]\nenv: {num_envs: 3}\ntrain: {batch_size: 96}\n"
-    )
+    (folder / "conf" / "mine.yaml").write_text("# My own task\ndefaults: [ppo_cartpole, _self_]\nenv: {num_envs: 3}\n")
     (folder / "conf" / "ppo_acrobot.yaml").write_text("env: {name: Mine-v0}\n")
     (folder / "conf" / "cluster" / "many.yaml").write_text("eval_worker_num: 5\n")
 
@@ -112,7 +110,7 @@ def test_a_folder_conf_is_searched_before_the_package(folder: Path) -> None:
 def test_a_folder_that_is_named_is_searched_first(folder: Path) -> None:
     for place, name in (("conf", "A-v0"), ("else where='x'", "B-v0")):
         (folder / place).mkdir()
-        (folder / place / "mine.yaml").write_text(f"defaults: [cluster: ray]\nenv: {{name: {name}}}\n")
+        (folder / place / "mine.yaml").write_text(f"defaults: [{{cluster: ray}}]\nenv: {{name: {name}}}\n")
     assert load_config("mine").config.env[0].name == "A-v0"
     loaded = load_config("mine", config_dir="else where='x'")
     assert loaded.config.env[0].name == "B-v0"

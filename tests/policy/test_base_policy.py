@@ -280,9 +280,7 @@ def test_several_requests_are_one_forward_and_every_worker_gets_its_rows_with_th
 def test_a_request_for_the_mode_is_refused_by_name_where_rollout_step_cannot_give_it():
     policy = actor(Bare, weights_from=learner(Bare))
     policy._rollout(request(1), evaluation=True)
-    with pytest.raises(
-        ConfigError, match=r"Bare\.rollout_step takes no 'deterministic'.*deterministic=false"):
-    ):
+    with pytest.raises(ConfigError, match=r"Bare\.rollout_step takes no 'deterministic'.*deterministic=false"):
         policy._rollout(request(1), evaluation=True, deterministic=True)
 
 
@@ -572,6 +570,11 @@ def test_the_state_of_another_network_or_role_or_optimizer_changes_nothing(tmp_p
         def setup_optimizer(self, optim_cfg):
             super().setup_optimizer(optim_cfg)
             self.second = torch.optim.SGD(self.net.parameters(), 0.1)
+
+    class Wider(LinearPolicy):
+        def construct_network(self, env_meta, *args, **kwargs):
+            super().construct_network(env_meta)
+            self.net = nn.Linear(2, 3)
 
     policy = learner()
     before = policy.get_bundle_digest()

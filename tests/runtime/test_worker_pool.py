@@ -1,0 +1,126 @@
+"""Workers start where they are told, and none is left."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlightning.errors import PlacementError, WorkerError
+from rlightning.runtime import as_handle
+from rlightning.runtime.spawn import WorkerPool, WorkerSetup, WorkerSpec
+from tests.runtime.workers import Worker
+
+
+@pytest.mark.slow
+def test_local_workers_are_objects_of_this_process_and_start_no_ray():
+    code = """
+        import sys
+        from rlightning.runtime import as_handle
+        from rlightning.runtime.spawn import WorkerPool, WorkerSpec
+        from tests.runtime.workers import Worker
+
+        pool = WorkerPool()
+        workers = pool.start([WorkerSpec(Worker, (), f"worker[{i}]") for i in range(2)])
+        assert [type(worker) for worker in workers] == [Worker, Worker]
+        assert as_handle(workers[0]).call(Worker.echo, 1).result() == 1
+        pool.stop()
+        pool.stop()
+        print("ray" in sys.modules)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True, timeout=90
+    )
+    assert done.stdout.strip() == "False"
+
+
+def test_a_constructor_that_fails_here_raises_what_it_raised():
+    with pytest.raises(ValueError, match="no such robot"):
+        WorkerPool().start([WorkerSpec(Worker, (True,), "worker[0]")])
+
+
+def test_every_process_gets_the_same_number_of_torch_threads_and_a_log_of_its_own(tmp_path):
+    threads = torch.get_num_threads()
+    try:
+        WorkerSetup(torch_threads=2).apply("env[0]")
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.ray
+def test_local_and_remote_workers_start_together_in_order(ray_cluster):
+    pool = WorkerPool()
+    specs = [WorkerSpec(Worker, (), f"worker[{i}]", remote=i == 1, num_cpus=0.01) for i in range(3)]
+    workers = pool.start(specs)
+    pids = [as_handle(worker).call(Worker.get_pid).result(60) for worker in workers]
+    assert [pid == os.getpid() for pid in pids] == [True, False, True]
+    pool.stop()
+    pool.stop()
+    with pytest.raises(WorkerError):
+        as_handle(workers[1]).call(Worker.echo, 1).result(60)
+
+
+@pytest.mark.ray
+def test_a_constructor_that_fails_there_is_told_with_its_reason(ray_cluster):
+    pool = WorkerPool()
+    try:
+        with pytest.raises(WorkerError, match="no such robot") as caught:
+            pool.start([WorkerSpec(Worker, (True,), "worker[0]", remote=True, num_cpus=0.01)])
+        assert caught.value.worker == "worker[0]"
+    finally:
+        pool.stop()
+
+
+@pytest.mark.ray
+def test_workers_that_do_not_fit_in_time_are_a_placement_error(ray_cluster):
+    pool = WorkerPool(start_timeout_s=2.0)
+    try:
+        with pytest.raises(PlacementError, match=r"env\[0\].*cluster\.start_timeout_s"):
+            pool.start([WorkerSpec(Worker, (), "env[0]", remote=True, num_cpus=1000.0)])
+    finally:
+        pool.stop()
+
+
+OWN_RAY = """
+    import os, ray
+    from rlightning.runtime import as_handle
+    from rlightning.runtime.spawn import WorkerPool, WorkerSpec
+    from tests.runtime.workers import Worker
+
+    pool = WorkerPool()
+    worker, = pool.start([WorkerSpec(Worker, (), "worker[0]", remote=True)])
+    print("worker", as_handle(worker).call(Worker.get_pid).result(60), flush=True)
+    if {stop}:
+        pool.stop()
+        print("ray", ray.is_initialized(), flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("stop", [True, False], ids=["stopped", "forgotten"])
+def test_a_ray_of_its_own_ends_with_the_program_and_leaves_no_process(stop):
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(OWN_RAY.format(stop=stop))],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env=os.environ | {"PYTHONPATH": str(Path.cwd())},
+    )
+    assert done.returncode == 0, done.stderr
+    lines = dict(line.split() for line in done.stdout.splitlines() if line.startswith(("worker ", "ray ")))
+    assert lines.get("ray", "False") == "False"
+    assert not _is_alive(int(lines["worker"]))
+
+
+def _is_alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return "Z" not in Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[-1].split()[0]

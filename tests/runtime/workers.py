@@ -1,0 +1,38 @@
+"""A worker for the tests of this room, importable by worker processes."""
+
+from __future__ import annotations
+
+import os
+import time
+
+
+class Worker:
+    """Does what it is told."""
+
+    def __init__(self, is_broken=False):
+        if is_broken:
+            raise ValueError("no such robot")
+        self.calls = []
+
+    def echo(self, value, and_more=None):
+        self.calls.append("echo")
+        return value if and_more is None else (value, and_more)
+
+    def fail(self, *values):
+        raise KeyError("the motor is off")
+
+    def pair(self, *values):
+        return [list(values), "second"]
+
+    def sleep(self, seconds):
+        time.sleep(seconds)
+        return seconds
+
+    def exit(self):
+        os._exit(3)
+
+    def get_pid(self):
+        return os.getpid()
+
+    def get_calls(self):
+        return self.calls
