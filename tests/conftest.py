@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,23 +40,12 @@ class Runtime:
 
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[None]:
-    """One small Ray for all tests of a session."""
-    import ray
+    """One small Ray for all tests of a session; more places for workers than the machine has cores."""
+    from rlightning.runtime import ray_backend
 
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
-    # Worker processes must find the tests' own modules, as a user's script is found by its workers.
-    paths = os.pathsep.join([str(Path.cwd()), os.environ.get("PYTHONPATH", "")])
-    ray.init(
-        address="local",
-        num_cpus=16,
-        include_dashboard=False,
-        logging_level="ERROR",
-        log_to_driver=False,
-        runtime_env={"env_vars": {"PYTHONPATH": paths}},
-    )
+    ray_backend.join("local", num_cpus=16, num_gpus=0)
     yield
-    ray.shutdown()
+    ray_backend.leave()
 
 
 @pytest.fixture(params=["local", pytest.param("ray", marks=pytest.mark.ray)])

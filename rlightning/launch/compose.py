@@ -165,7 +165,7 @@ def _hydra(folder: Path) -> Iterator[None]:
             warnings.catch_warnings(),
             hydra.initialize_config_dir(str(folder), job_name="rlightning", version_base=_HYDRA_VERSION_BASE),
         ):
-            # A file without _self_ wins over its defaults, as everybody expects; Hydra still warns who knew it otherwise.
+            # A file without _self_ wins over its defaults, as one expects; Hydra warns those who knew it otherwise.
             warnings.filterwarnings("ignore", message=".*Defaults list is missing `_self_`")
             yield
     finally:

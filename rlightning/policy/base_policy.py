@@ -281,6 +281,8 @@ class BasePolicy(nn.Module, ABC):
             raise ProtocolError(f"init_eval is for policies of role 'eval'; this one is {self.role_type.value!r}")
         self.env_meta = env_meta
         self._build(training=False)
+        self.version = -1
+        self._failed_update = None
         self.is_init = True
 
     def is_initialized(self) -> bool:
@@ -391,6 +393,10 @@ class BasePolicy(nn.Module, ABC):
             raise
         self._failed_update = None
         return self.version
+
+    def forget_version(self) -> None:
+        """Take the next bundle whatever its version, as after going back to a checkpoint; until then admit nobody."""
+        self.version = -1
 
     def notify_update_weights(self) -> None:
         """Announce new weights; without a weight buffer they are in force already."""

@@ -308,6 +308,7 @@ class PolicyGroup:
                 f"{len(self._actors)}: set cluster.eval_worker_num={len(state['eval'])}"
             )
         self._all(self._learners, BasePolicy.load_training_state, state["train"])
+        self._all(self._actors, BasePolicy.forget_version)
         self.sync_weights()
         calls = [
             handle.call(BasePolicy.load_generators, own)
@@ -318,6 +319,7 @@ class PolicyGroup:
     def load_weights(self, state: dict[str, Any]) -> int:
         """Take just what acts from what ``get_training_state`` gave, and bring it to the eval policies."""
         self._learner().call(BasePolicy.load_training_state, state["train"], act_only=True).result(self._timeout_s)
+        self._all(self._actors, BasePolicy.forget_version)
         return self.sync_weights()
 
     def seed_evaluation(self, seed: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import re
 import sys
@@ -17,11 +18,15 @@ from rlightning.errors import CallTimeout, PlacementError, WorkerDied, WorkerErr
 from rlightning.runtime.future import Future
 from rlightning.runtime.handle import WorkerInfo
 
+logger = logging.getLogger(__name__)
+
 R = TypeVar("R")
 T = TypeVar("T")
 
 _NAMES: dict[str, str] = {}
 """Actor id -> role and index, to name the worker in errors that come by way of another one."""
+_STARTS = 3
+"""Attempts to start a Ray of our own."""
 _joined = 0
 """Joins without a leave."""
 _owned = False
@@ -129,7 +134,9 @@ def _blame(error: RayError, future: RayFuture[Any]) -> WorkerError:
     A failed argument fails every call that it is passed to. Ray's text lists those calls, the first failure last.
     """
     if isinstance(error, RayActorError):
-        return WorkerDied(f"the process of the worker is gone: {error}", future.worker, future.method, "ray")
+        who = _NAMES.get(error.actor_id or "", future.worker)
+        method = future.method if who == future.worker else ""
+        return WorkerDied(f"the process of the worker is gone: {error}", who, method, "ray")
     origin: BaseException = error
     while isinstance(origin, RayTaskError) and isinstance(origin.cause, BaseException):
         origin = origin.cause
@@ -172,20 +179,11 @@ def leave() -> None:
 
 
 def _start(address: str, num_cpus: float, num_gpus: float) -> None:
-    # The variables are read by Ray when it starts; a user's own settings win.
+    # Ray's processes read these when they start; a user's own settings win.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if address == "local":
-        cores = os.cpu_count() or 1
-        ray.init(
-            address="local",
-            num_cpus=max(cores, int(num_cpus + 0.999)),
-            include_dashboard=False,
-            configure_logging=True,
-            logging_level=logging.ERROR,
-            log_to_driver=True,
-            runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}},
-        )
+        _start_own(max(os.cpu_count() or 1, math.ceil(num_cpus)))
     else:
         try:
             ray.init(address=address, logging_level=logging.ERROR)
@@ -201,6 +199,34 @@ def _start(address: str, num_cpus: float, num_gpus: float) -> None:
                 f"the workers need {need:g} {kind}s and the cluster has {have.get(kind, 0.0):g}: lower the numbers of "
                 f"workers under cluster and env, or their num_{kind.lower()}s"
             )
+
+
+def _start_own(num_cpus: int) -> None:
+    """Start a Ray of our own.
+
+    Its processes inherit this one's environment, and with it the path on which a user's modules are found. On a busy
+    machine they may not be up within the 30 s that ``ray.init`` waits, so it is tried more than once.
+    """
+    # A node gives up on itself if its own agent is not up within half that time.
+    os.environ.setdefault("RAY_agent_register_timeout_ms", "120000")
+    path = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    try:
+        for attempt in range(_STARTS):
+            try:
+                ray.init(address="local", num_cpus=num_cpus, include_dashboard=False, logging_level=logging.ERROR)
+                return
+            except Exception as error:
+                # Ray has no class of its own for this one.
+                if type(error) is not Exception or attempt == _STARTS - 1:
+                    raise PlacementError(f"Ray did not start here: {error}") from error
+                logger.warning("Ray did not start in time; trying again (%d of %d)", attempt + 2, _STARTS)
+                ray.shutdown()
+    finally:
+        if path is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = path
 
 
 def spawn(cls: type[Any], args: Sequence[Any], *, num_cpus: float, num_gpus: float) -> Any:

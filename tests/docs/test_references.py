@@ -1,16 +1,13 @@
-"""The generated references say everything, and the pages' examples work."""
+"""The generated references say everything, and links lead somewhere."""
 
 import importlib
 import re
 import sys
-from pathlib import Path
 
-import numpy as np
 import pytest
 
 from rlightning import registry
-from rlightning.config import Config, EnvConfig
-from rlightning.types import PolicyResponse
+from rlightning.config import Config
 from tests.architecture.source import ROOT
 
 DOCS = ROOT / "docs"
@@ -75,26 +72,6 @@ def test_an_option_shows_meaning_type_limits_and_default(config_reference, entry
 
 def test_metrics_show_unit_and_meaning():
     assert "| `policy/version` | updates | " in import_extension("metrics_reference").render()
-
-
-def code_blocks(page: Path, language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
-
-
-def test_the_env_of_the_page_about_envs_works():
-    (code,) = code_blocks(DOCS / "guide" / "own-env.md", "python")
-    names = {}
-    exec(code, names)  # noqa: S102 -- our own page
-    env = names["PointEnv"](EnvConfig(name="point", num_envs=2))
-    start = env.reset(seed=[1, 2]).observation.copy()
-    for _ in range(50):
-        result = env.step(PolicyResponse(np.full((2, 1), 0.5, np.float32)))
-    # 50 steps of 0.5 are 25, and the line ends at 10; then the next episode starts within 5 of 0.
-    assert start.min() > -5.0
-    assert result.final_observation.tolist() == [[10.0], [10.0]]
-    assert result.reward.tolist() == [-10.0, -10.0]
-    assert result.truncated.all()
-    assert np.abs(result.observation).max() <= 5.0
 
 
 PAGES = [*ROOT.glob("*.md"), *DOCS.glob("*.md"), *DOCS.glob("guide/*.md"), *DOCS.glob("reference/*.md")]

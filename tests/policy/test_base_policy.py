@@ -106,6 +106,16 @@ def test_requests_before_the_first_weights_are_refused():
     assert policy._rollout(request(1)).version == 0
 
 
+def test_networks_that_were_built_anew_wait_for_weights_again():
+    source = learner()
+    policy = actor(weights_from=source)
+    policy.init_eval()
+    with pytest.raises(ProtocolError, match="no weights have come yet"):
+        policy._rollout(request(1))
+    policy.import_bundle(source.export_bundle())
+    assert policy.get_bundle_digest() == source.get_bundle_digest()
+
+
 def test_data_parallel_training_is_refused_by_option():
     with pytest.raises(ConfigError, match=r"train\.parallel"):
         LinearPolicy(PolicyConfig(), "train").init_train(TrainConfig(parallel="ddp"))

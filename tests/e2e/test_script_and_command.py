@@ -1,0 +1,95 @@
+"""The script of a handful of lines and the command give the same run; the examples do what they say."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import rlightning
+from rlightning.checkpoint import load_state
+from rlightning.launch.states import differences
+from rlightning.observability.metrics import undescribed
+from rlightning.observability.sinks import read_metrics
+from tests.faults.processes import program
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SMALL = ["seed=3", "train.max_epochs=3", "train.save_dir=.", "log.progress=false", "log.backend=[]"]
+
+
+def finish(arguments, folder, timeout_s=500):
+    with program([str(argument) for argument in arguments], folder) as run:
+        code, _ = run.end(timeout_s)
+        assert code == 0, run.errors
+        return run.output
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_script_gives_the_run_of_the_command(tmp_path):
+    finish([EXAMPLES / "train_ppo.py", *SMALL, "log.name=script"], tmp_path)
+    finish(["-m", "rlightning.launch.cli", "train", "ppo_cartpole", *SMALL, "log.name=command"], tmp_path)
+    states = [load_state(tmp_path / name / "checkpoints" / "last") for name in ("script", "command")]
+    assert differences(*states) == []
+    rows = [without_times(tmp_path / name / "metrics.jsonl") for name in ("script", "command")]
+    assert rows[0] == rows[1]
+    assert len(rows[0]) == 3
+
+
+def without_times(path):
+    rows = [{k: v for k, v in row.items() if not k.startswith("time")} for row in read_metrics(path)]
+    assert all(undescribed(set(row) - {"step"}) == [] for row in rows)
+    return rows
+
+
+def test_a_script_is_a_handful_of_lines():
+    lines = (EXAMPLES / "train_ppo.py").read_text().split('"""')[-1]
+    body = re.search(r'def main.*?"""\n(.*?)\n\n\nif __name__', (EXAMPLES / "train_ppo.py").read_text(), re.DOTALL)
+    assert len(body[1].splitlines()) <= 6
+    assert "launch(main" in lines
+
+
+@pytest.mark.parametrize("first", ["import rlightning.launch", "from rlightning import build_engine", "pass"])
+def test_launch_can_be_called_whatever_was_imported_before(first):
+    # rlightning.launch is a room and a function.
+    text = f"{first}\nfrom rlightning import launch\nimport rlightning.launch.load as room\nprint(callable(launch))"
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=100, check=True)
+    assert done.stdout == "True\n"
+    assert callable(rlightning.launch)
+
+
+def last_row(folder, name):
+    return read_metrics(folder / name / "metrics.jsonl")[-1]
+
+
+def test_an_algorithm_of_ones_own_is_one_short_file():
+    assert len((EXAMPLES / "own_algorithm.py").read_text().splitlines()) < 150
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_an_algorithm_of_ones_own_learns_and_is_found_again(tmp_path):
+    finish([EXAMPLES / "own_algorithm.py", *SMALL[2:], "log.name=own"], tmp_path, 800)
+    assert last_row(tmp_path, "own")["eval/return_mean"] >= 450
+    output = finish(["-m", "rlightning.launch.cli", "eval", "own", "--episodes", "3"], tmp_path)
+    assert "episodes    3" in output
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_an_env_of_ones_own_is_learned(tmp_path):
+    # Standing still costs 40 steps x the mean distance of 0.77 to a target in [-1, 1]^2: about -31. Going straight to
+    # it at 0.1 per step takes less than 10 of the steps: about -3.
+    finish([EXAMPLES / "own_env.py", *SMALL[2:], "log.name=reach"], tmp_path, 800)
+    assert last_row(tmp_path, "reach")["eval/return_mean"] > -4
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_cart_pole_is_learned_by_its_preset(tmp_path):
+    finish([EXAMPLES / "train_ppo.py", *SMALL[2:], "seed=1", "log.name=cart"], tmp_path, 1100)
+    best = max(row.get("episode/return_mean_100", 0.0) for row in read_metrics(tmp_path / "cart" / "metrics.jsonl"))
+    assert best >= 475
+    assert json.loads((tmp_path / "cart" / "seeds.json").read_text())["seed"] == 1

@@ -1,0 +1,263 @@
+"""The command: quick help, exit codes that a shell can rely on, and a run from its start to its video."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import rlightning
+from rlightning.launch.cli import app
+from rlightning.launch.compose import PACKAGE_CONF
+from rlightning.observability.logs import stop_logging
+from rlightning.observability.run_folder import RunFolder
+from rlightning.observability.sinks import read_metrics
+
+ROOT = Path(rlightning.__file__).parents[1]
+TINY = """
+defaults: [ppo_cartpole]
+env: {num_envs: 2}
+evaluation: {episodes: 2}
+train: {max_epochs: 2, max_rollout_steps: 8, batch_size: 8, eval_interval: 0, save_interval: 1}
+log: {backend: [], name: tiny}
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The folder that the user works in, with a task of their own."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    yield tmp_path
+    stop_logging()
+
+
+def invoke(*arguments: str):
+    return CliRunner().invoke(app, list(arguments))
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "rlightning.launch.cli", *arguments]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+def test_help_imports_nothing_heavy() -> None:
+    program = (
+        "import sys\n"
+        "from typer.testing import CliRunner\n"
+        "from rlightning.launch.cli import app\n"
+        "for arguments in (['--help'], ['train', '--help'], ['--version'], ['presets', '--help']):\n"
+        "    assert CliRunner().invoke(app, arguments).exit_code == 0\n"
+        "heavy = ['torch', 'ray', 'gymnasium', 'hydra', 'matplotlib', 'numpy']\n"
+        "print([name for name in heavy if name in sys.modules])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment()
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_help_names_every_command_and_gives_examples() -> None:
+    text = invoke("--help").output
+    for name in ("train", "resume", "eval", "check", "presets", "parity", "verify-resume", "--version"):
+        assert name in text
+    assert "rlightning train ppo_cartpole cluster=ray" in invoke("train", "--help").output
+
+
+def test_version_and_presets() -> None:
+    assert invoke("--version").output == f"rlightning {rlightning.__version__}\n"
+    assert "ppo_halfcheetah" in invoke("presets").output
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_wrong_configuration_ends_with_2_before_anything_starts(folder: Path) -> None:
+    (folder / "wrong.yaml").write_text("defaults: [ppo_cartpole]\npolcy: {}\ntrain:\n  batch-size: 3\n")
+    done = subprocess.run(
+        command("train", "wrong.yaml", "cluster=ray", "train.learning_rat=1", "env.num_workers=-1"),
+        capture_output=True,
+        text=True,
+        env=environment(),
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "4 problems" in done.stderr
+    for text in (
+        "wrong.yaml:2",
+        "wrong.yaml:4",
+        "did you mean policy?",
+        "did you mean train.lr?",
+        "at least 1, got -1",
+    ):
+        assert text in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (folder / "runs").exists()
+
+
+@pytest.mark.parametrize("name", ["train", "check", "parity", "verify-resume"])
+def test_every_command_that_takes_a_configuration_refuses_a_wrong_one(name: str) -> None:
+    done = invoke(name, "tiny.yaml", "train.foo=1")
+    assert done.exit_code == 2
+    assert "train.foo" in done.stderr
+
+
+def test_an_env_that_does_not_exist_is_a_configuration_error() -> None:
+    done = invoke("check", "tiny.yaml", "env.name=CartPol-v1")
+    assert done.exit_code == 2
+    assert "CartPole" in done.stderr
+
+
+def test_a_run_that_does_not_exist_ends_with_1_and_one_line() -> None:
+    for done in (invoke("eval", "runs/nothing"), invoke("resume", "runs/nothing")):
+        assert done.exit_code == 1
+        assert "no run folder" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_a_run_that_fails_ends_with_1_and_the_traceback(folder: Path) -> None:
+    (folder / "failing.py").write_text(
+        "from rlightning.algorithms.ppo import PPO\n"
+        "from rlightning.registry import register\n"
+        "@register('policy', 'failing')\n"
+        "class Failing(PPO):\n"
+        "    def train(self):\n"
+        "        raise ZeroDivisionError('on purpose')\n"
+    )
+    done = invoke("train", "tiny.yaml", "imports=[failing.py]", "policy.type=failing")
+    assert done.exit_code == 1
+    assert "ZeroDivisionError" in done.stderr
+    assert "failing.py" in done.stderr
+    assert "on purpose" in done.stderr.splitlines()[-1]
+
+
+def test_ctrl_c_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rlightning.launch import run
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "train", interrupted)
+    assert invoke("train", "tiny.yaml").exit_code == 130
+
+
+def test_a_run_from_its_start_to_its_end(folder: Path) -> None:
+    done = invoke("train", "tiny.yaml")
+    assert done.exit_code == 0, done.output
+    run = RunFolder.open(folder / "runs" / "tiny")
+    assert run.preset == "tiny"
+    assert run.curve_path.read_bytes().startswith(b"\x89PNG")
+    assert [row["progress/epoch"] for row in read_metrics(run.metrics_path)] == [1, 2]
+    assert (run.logs / "driver.log").exists() or not list(run.logs.iterdir())
+    for text in ("runs/tiny/checkpoints/last", "rlightning eval runs/tiny --video", "runs/tiny/curve.png"):
+        assert text in done.output
+
+    done = invoke("eval", "runs/tiny", "--episodes", "3", "--seed", "5")
+    assert done.exit_code == 0, done.output
+    assert "episodes    3" in done.output
+    assert "most likely actions" in done.output
+    assert invoke("eval", "runs/tiny", "--episodes", "3", "--seed", "5").output == done.output
+    assert "sampled actions" in invoke("eval", "runs/tiny", "--sampled", "--checkpoint", "last").output
+    missing = invoke("eval", "runs/tiny", "--checkpoint", "epoch-00000099")
+    assert missing.exit_code == 1
+    assert "epoch-00000099" in missing.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("ending", ["mp4", "gif"])
+def test_a_video_shows_one_episode(folder: Path, ending: str) -> None:
+    import imageio.v2 as imageio
+
+    # The pixel task is drawn without any graphics library; a ball falls in 20 steps.
+    (folder / "catch.yaml").write_text(
+        TINY.replace("ppo_cartpole", "ppo_pixels").replace("num_envs: 2", "num_envs: 2, env_kwargs: {balls: 1}")
+    )
+    assert invoke("train", "catch.yaml").exit_code == 0
+    done = invoke("eval", "runs/tiny", "--video", f"videos/one.{ending}")
+    assert done.exit_code == 0, done.output
+    frames = imageio.mimread(folder / "videos" / f"one.{ending}")
+    (steps,) = [int(line.split()[-2]) for line in done.output.splitlines() if line.startswith("video")]
+    assert len(frames) == steps
+
+
+def test_a_video_must_have_an_ending_that_is_known() -> None:
+    done = invoke("eval", "runs/tiny", "--video", "policy.avi")
+    assert done.exit_code == 2
+    assert ".mp4" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_ctrl_c_leaves_a_checkpoint_from_which_the_run_goes_on(folder: Path) -> None:
+    epochs = 40
+    process = subprocess.Popen(
+        command("train", "tiny.yaml", f"train.max_epochs={epochs}", "train.max_rollout_steps=200"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment(),
+    )
+    metrics = folder / "runs" / "tiny" / "metrics.jsonl"
+    deadline = time.monotonic() + 200
+    while not (metrics.exists() and metrics.read_text().count("\n") >= 2):
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=100)
+    assert process.returncode == 130, output
+    assert "rlightning resume runs/tiny" in output
+    stopped_at = len(read_metrics(metrics))
+    assert stopped_at < epochs
+
+    done = invoke("resume", "runs/tiny")
+    assert done.exit_code == 0, done.output
+    assert [row["progress/epoch"] for row in read_metrics(metrics)] == list(range(1, epochs + 1))
+
+
+def test_check_shows_who_runs_where_and_starts_nothing(folder: Path) -> None:
+    done = invoke("check", "tiny.yaml", "cluster=mixed", "env.num_workers=3", "cluster.eval_worker_num=2")
+    assert done.exit_code == 0, done.output
+    lines = [" ".join(line.split()) for line in done.output.splitlines()]
+    assert "env[0..2] processes on a Ray of its own 1 each" in lines
+    assert "train[0] this process" in lines
+    assert "eval[0..1] this process" in lines
+    assert any(line.startswith("weights train[0] eval[0..1] in memory") for line in lines)
+    assert any(line.startswith("observations env[0..2] eval[0..1] Ray's object store") for line in lines)
+    # 3 workers x 2 sub-envs x 8 steps, twice.
+    assert "env steps per epoch 48 = 8 steps x 6 sub-envs" in lines
+    assert "env steps of the run 96 = 2 epochs" in lines
+    assert "  batch_size: 8" in done.output or "batch_size: 8," in done.output
+    assert not (folder / "runs").exists()
+    import ray
+
+    assert not ray.is_initialized()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_the_wheel_brings_presets_and_types(tmp_path: Path) -> None:
+    pytest.importorskip("hatchling")
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+    )
+    (wheel,) = tmp_path.glob("*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    for path in PACKAGE_CONF.rglob("*.yaml"):
+        assert f"rlightning/conf/{path.relative_to(PACKAGE_CONF).as_posix()}" in names
+    assert "rlightning/py.typed" in names
+    assert not [name for name in names if name.startswith("tests/")]

@@ -1,0 +1,94 @@
+"""The numbers do not depend on where the workers live."""
+
+import pytest
+
+from rlightning.config import ClusterConfig, Config, EnvConfig, PolicyConfig, TrainConfig
+from tests.engine.doubles import CHEAP, REMOTE
+from tests.parity.stretch import run
+
+EPOCHS = 5
+MIXED = {
+    "envs and learner": {"remote_env": True, "remote_train": True},
+    "actors and buffer": {"remote_eval": True, "remote_storage": True},
+}
+
+
+def cart_pole(seed=7, **places):
+    """PPO with all that has a state of its own: normaliser, reward scaling, schedules, 2 x 4 envs, 2 eval policies."""
+    return Config(
+        seed=seed,
+        env=[EnvConfig(name="CartPole-v1", num_workers=2, num_envs=4, num_cpus=0.01)],
+        policy=PolicyConfig(
+            model_cfg={"normalize_observation": True},
+            algo_cfg={"scale_reward": True, "clip_schedule": "linear"},
+            optim_cfg={"schedule": "linear"},
+            **CHEAP,
+        ),
+        train=TrainConfig(max_epochs=10, max_rollout_steps=16, batch_size=32),
+        cluster=ClusterConfig(eval_worker_num=2, **places),
+    )
+
+
+def half_cheetah(**places):
+    return Config(
+        seed=7,
+        env=[EnvConfig(name="HalfCheetah-v5", num_workers=2, num_envs=2, num_cpus=0.01)],
+        policy=PolicyConfig(model_cfg={"hidden_sizes": [16]}, **CHEAP),
+        train=TrainConfig(max_epochs=2, max_rollout_steps=8, batch_size=16),
+        cluster=ClusterConfig(**places),
+    )
+
+
+@pytest.fixture(scope="module")
+def here():
+    return run(cart_pole(), EPOCHS)
+
+
+def parameters(report):
+    return {path: digest for path, digest in report["digests"].items() if path.startswith("policy.train.modules")}
+
+
+def test_a_second_run_repeats_the_first_bit_for_bit(here):
+    again = run(cart_pole(), EPOCHS)
+    assert again["rows"] == here["rows"]
+    assert again == here
+    # Gymnasium's own vector CartPole spends a step on each reset, which is no transition.
+    assert EPOCHS * 2 * 4 * 15 < here["env_steps"] < EPOCHS * 2 * 4 * 16
+
+
+def test_another_seed_differs(here):
+    other = run(cart_pole(seed=8), EPOCHS)
+    ours, theirs = parameters(here), parameters(other)
+    assert ours.keys() == theirs.keys()
+    same = [path for path in ours if ours[path] == theirs[path]]
+    # All but the count of the observations and the like.
+    assert not [path for path in same if path.endswith(("weight", "bias", "mean", "var"))]
+
+
+def test_all_policies_have_the_learners_weights_and_statistics_bit_for_bit(here):
+    assert here["stale"] == []
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(600)
+def test_with_all_workers_remote_nothing_differs(here, ray_cluster):
+    remote = run(cart_pole(**REMOTE), EPOCHS)
+    assert remote["rows"] == here["rows"]
+    assert remote == here
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("places", MIXED.values(), ids=MIXED)
+def test_with_some_workers_remote_nothing_differs(here, ray_cluster, places):
+    mixed = run(cart_pole(**places), EPOCHS)
+    assert mixed["rows"] == here["rows"]
+    assert mixed == here
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_simulator_in_other_processes_gives_the_same_numbers(ray_cluster):
+    assert run(half_cheetah(remote_env=True, remote_train=True), 2) == run(half_cheetah(), 2)
