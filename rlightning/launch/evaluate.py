@@ -118,7 +118,9 @@ def record_episode(
     worker = EnvWorker(lookup("simulator", kind.backend), kind, 0, config.evaluation.seed, "eval")
     path.parent.mkdir(parents=True, exist_ok=True)
     writer: Any = imageio.get_writer
-    options: dict[str, Any] = {"fps": fps, "macro_block_size": 2} if path.suffix == ".mp4" else {"fps": fps, "loop": 0}
+    options: dict[str, Any] = {"duration": 1000 / fps, "loop": 0}
+    if path.suffix == ".mp4":
+        options = {"fps": fps, "macro_block_size": 2}
     try:
         env_ret = worker.reset()
         frame = _frame(worker, kind)

@@ -104,10 +104,9 @@ def test_ctrl_c_ends_after_the_epoch_with_a_checkpoint(tmp_path, remote):
 
 def test_a_second_ctrl_c_stops_at_once(tmp_path):
     # The first epoch would take hours.
-    arguments = command("train.max_rollout_steps=100000000", "buffer.capacity=100000000", "env.num_envs=1")
+    arguments = command("train.max_rollout_steps=10000000", "buffer.capacity=10000000", "env.num_envs=1")
     with program(arguments, tmp_path) as run:
-        run.wait_for(lambda: (tmp_path / "run" / "logs" / "driver.log").exists())
-        run.wait_for(lambda: run.process.poll() is None and _handles_interrupts(run))
+        run.wait_for(lambda: _handles_interrupts(run))
         signal_session(run, signal.SIGINT)
         run.wait_for(lambda: "press Ctrl-C again" in run.errors)
         signal_session(run, signal.SIGINT)

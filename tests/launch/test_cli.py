@@ -186,7 +186,8 @@ def test_a_video_shows_one_episode(folder: Path, ending: str) -> None:
     assert invoke("train", "catch.yaml").exit_code == 0
     done = invoke("eval", "runs/tiny", "--video", f"videos/one.{ending}")
     assert done.exit_code == 0, done.output
-    frames = imageio.mimread(folder / "videos" / f"one.{ending}")
+    with imageio.get_reader(folder / "videos" / f"one.{ending}") as reader:
+        frames = list(reader)
     (steps,) = [int(line.split()[-2]) for line in done.output.splitlines() if line.startswith("video")]
     assert len(frames) == steps
 
@@ -227,6 +228,9 @@ def test_ctrl_c_leaves_a_checkpoint_from_which_the_run_goes_on(folder: Path) -> 
 
 
 def test_check_shows_who_runs_where_and_starts_nothing(folder: Path) -> None:
+    import ray
+
+    was_running = ray.is_initialized()
     done = invoke("check", "tiny.yaml", "cluster=mixed", "env.num_workers=3", "cluster.eval_worker_num=2")
     assert done.exit_code == 0, done.output
     lines = [" ".join(line.split()) for line in done.output.splitlines()]
@@ -240,9 +244,7 @@ def test_check_shows_who_runs_where_and_starts_nothing(folder: Path) -> None:
     assert "env steps of the run 96 = 2 epochs" in lines
     assert "  batch_size: 8" in done.output or "batch_size: 8," in done.output
     assert not (folder / "runs").exists()
-    import ray
-
-    assert not ray.is_initialized()
+    assert ray.is_initialized() == was_running
 
 
 @pytest.mark.slow

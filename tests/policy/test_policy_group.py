@@ -296,17 +296,27 @@ def test_a_policy_that_missed_a_sync_is_found_by_its_version(policies, group):
     assert not group.verify_eval_weight_consistency(rtol=0)
 
 
-def test_a_sync_with_older_weights_is_refused_and_the_next_wait_says_so(group):
-    state = group.get_training_state()
+def test_weights_that_come_late_are_refused_and_the_next_wait_says_so(policies, group):
+    late = ask(policies.learner, Breakable.export_bundle)
     train(group)
     group.sync_weights()
     with pytest.raises(WorkerError, match="version 0 came after those of version 1") as caught:
-        group.load_training_state(state)
+        ask(policies.actors[0], Breakable.import_bundle, late)
     assert isinstance(caught.value.__cause__, WeightSyncError)
     with pytest.raises(WorkerError, match="the last weight update failed"):
         group.wait_for_eval_weight_update()
     with pytest.raises(WorkerError, match="the last weight update failed"):
         answers(group.rollout_batch(batch([1])))
+
+
+def test_a_group_that_runs_goes_back_to_an_older_state(policies, group):
+    group.sync_weights()
+    state, before = group.get_training_state(), ask(policies.actors[1], Breakable.get_bundle_digest)
+    train(group, 2)
+    group.sync_weights()
+    group.load_training_state(state)
+    assert group.version == before[0]
+    assert ask(policies.actors[1], Breakable.get_bundle_digest) == before
 
 
 def test_after_a_reset_the_eval_policies_take_the_initial_weights(policies, group):
