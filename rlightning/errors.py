@@ -67,6 +67,13 @@ class WorkerError(RLightningError, RuntimeError):
         super().__init__(message, worker, method, node)
         self.message, self.worker, self.method, self.node = message, worker, method, node
 
+    def on_node(self, node: str) -> WorkerError:
+        """Say where the worker lives, if that was not known where the error was made; returns the error itself."""
+        if self.node == "local":
+            self.node = node
+            self.args = (self.message, self.worker, self.method, node)
+        return self
+
     def __str__(self) -> str:
         where = f"{self.worker or 'worker'}.{self.method}" if self.method else self.worker
         return f"{where} on node {self.node}: {self.message}" if where else self.message

@@ -41,8 +41,9 @@ class BoxHead(ActionHead):
     """Gaussian with a free standard deviation, for continuous actions with any bounds.
 
     The unit of the distribution: where a dimension has two finite bounds, they are -1 and 1; else it is the env's
-    own, and 0 is the env's 0 or the bound nearest to it. "clip" lets the distribution reach beyond the bounds and clips what the env receives. "squash" sends it
-    through tanh; the action is then kept as it was before tanh, [B, A], where its log-prob is accurate.
+    own, and 0 is the env's 0 or the bound nearest to it. "clip" lets the distribution reach beyond the bounds and
+    clips what the env receives. "squash" sends it through tanh; the action is then kept as it was before tanh, [B, A],
+    where its log-prob is accurate.
 
     Args:
         space: Of one row; its A dimensions are flattened for the distribution.

@@ -13,8 +13,7 @@ from rlightning.models.initialization import HIDDEN_GAIN, conv, linear
 # Filters, kernel and stride of each layer, by the least side that they are made for.
 _LAYERS: list[tuple[int, list[tuple[int, int, int]]]] = [
     (64, [(32, 8, 4), (64, 4, 2), (64, 3, 1)]),  # Mnih et al. 2015
-    (36, [(16, 8, 4), (32, 4, 2)]),  # Mnih et al. 2013
-    (16, [(16, 3, 2), (32, 3, 2)]),
+    (24, [(16, 4, 2), (32, 4, 2), (32, 3, 2)]),
     (3, [(16, 3, 1)]),
 ]
 
@@ -22,9 +21,9 @@ _LAYERS: list[tuple[int, list[tuple[int, int, int]]]] = [
 class CNN(nn.Module):
     """Convolutions and one dense layer: images [B, ...] to [B, out_features].
 
-    Layers are chosen by the smaller side of the image: those of Mnih et al. (2015) from 64 pixels on, the smaller ones
-    of Mnih et al. (2013) from 36 on, 3x3 filters below. Integer pixels are divided by 255 here, so that buffers and
-    messages carry bytes; floats are taken as they are.
+    Layers are chosen by the smaller side of the image: those of Mnih et al. (2015) from 64 pixels on, fewer and finer
+    ones below, where a stride of 4 would lose the place of things. Integer pixels are divided by 255 here, so that
+    buffers and messages carry bytes; floats are taken as they are.
 
     Args:
         shape: (C, H, W), (H, W, C) or (H, W). The smaller one of the first and the last axis counts as the channels,

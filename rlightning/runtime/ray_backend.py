@@ -140,11 +140,12 @@ def _blame(error: RayError, future: RayFuture[Any]) -> WorkerError:
     origin: BaseException = error
     while isinstance(origin, RayTaskError) and isinstance(origin.cause, BaseException):
         origin = origin.cause
-    if isinstance(origin, WorkerError):
-        return origin
     text = _COLOUR.sub("", str(error))
     calls = _CALL.findall(text)
     method, node, actor_id = calls[-1] if calls else (future.method, "ray", "")
+    if isinstance(origin, WorkerError):
+        # A worker that blames itself does not know which node it is on.
+        return origin.on_node(node)
     blamed = WorkerError(f"{type(origin).__name__}: {origin}", _NAMES.get(actor_id, future.worker), method, node)
     blamed.add_note(f"The worker's own traceback:\n{text}")
     blamed.__cause__ = origin

@@ -112,7 +112,7 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path):
         signal_session(run, signal.SIGINT)
         code, seconds = run.end(60)
         assert code == 130, run.errors
-        assert seconds < 10
+        assert seconds < 30
         assert "Traceback" not in run.errors
         assert run.nothing_left()
 

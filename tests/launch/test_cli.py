@@ -201,9 +201,9 @@ def test_a_video_must_have_an_ending_that_is_known() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_ctrl_c_leaves_a_checkpoint_from_which_the_run_goes_on(folder: Path) -> None:
-    epochs = 40
+    epochs, light = 200, ["train.batch_size=100", "policy.algo_cfg.update_epochs=1"]
     process = subprocess.Popen(
-        command("train", "tiny.yaml", f"train.max_epochs={epochs}", "train.max_rollout_steps=200"),
+        command("train", "tiny.yaml", f"train.max_epochs={epochs}", "train.max_rollout_steps=50", *light),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

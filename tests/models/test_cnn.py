@@ -9,7 +9,9 @@ from rlightning.errors import ShapeError
 from rlightning.models.cnn import CNN
 
 
-@pytest.mark.parametrize("shape", [(4, 84, 84), (84, 84, 4), (42, 42, 1), (3, 64, 96), (24, 24), (16, 16), (10, 10, 6), (3, 3)])
+@pytest.mark.parametrize(
+    "shape", [(4, 84, 84), (84, 84, 4), (42, 42, 1), (3, 64, 96), (24, 24), (16, 16), (10, 10, 6), (3, 3)]
+)
 def test_images_of_any_layout_and_size(shape: tuple[int, ...]) -> None:
     images = torch.randint(0, 256, (5, *shape), dtype=torch.uint8)
     features = CNN(shape, 32)(images)

@@ -48,6 +48,12 @@ def parameters(report):
     return {path: digest for path, digest in report["digests"].items() if path.startswith("policy.train.modules")}
 
 
+def anywhere(report):
+    """Leave out the global generators, which each process has for itself; what learns and acts draws from its own."""
+    digests = {path: value for path, value in report["digests"].items() if ".global_generators." not in path}
+    return {**report, "digests": digests}
+
+
 def test_a_second_run_repeats_the_first_bit_for_bit(here):
     again = run(cart_pole(), EPOCHS)
     assert again["rows"] == here["rows"]
@@ -74,7 +80,7 @@ def test_all_policies_have_the_learners_weights_and_statistics_bit_for_bit(here)
 def test_with_all_workers_remote_nothing_differs(here, ray_cluster):
     remote = run(cart_pole(**REMOTE), EPOCHS)
     assert remote["rows"] == here["rows"]
-    assert remote == here
+    assert anywhere(remote) == anywhere(here)
 
 
 @pytest.mark.ray
@@ -84,11 +90,12 @@ def test_with_all_workers_remote_nothing_differs(here, ray_cluster):
 def test_with_some_workers_remote_nothing_differs(here, ray_cluster, places):
     mixed = run(cart_pole(**places), EPOCHS)
     assert mixed["rows"] == here["rows"]
-    assert mixed == here
+    assert anywhere(mixed) == anywhere(here)
 
 
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_simulator_in_other_processes_gives_the_same_numbers(ray_cluster):
-    assert run(half_cheetah(remote_env=True, remote_train=True), 2) == run(half_cheetah(), 2)
+    remote = run(half_cheetah(remote_env=True, remote_train=True), 2)
+    assert anywhere(remote) == anywhere(run(half_cheetah(), 2))
