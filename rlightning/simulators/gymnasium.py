@@ -17,7 +17,7 @@ from rlightning.config import EnvConfig
 from rlightning.env.base_env import BaseEnv
 from rlightning.errors import ConfigError, MissingDependency, Problem
 from rlightning.simulators.loop import EnvLoop
-from rlightning.simulators.mujoco import model_digest, quiet_loading
+from rlightning.simulators.mujoco import draw_plainly, model_digest, quiet_loading
 from rlightning.simulators.vector import VectorRows
 from rlightning.types import EnvMeta, EnvRet, PolicyResponse
 
@@ -55,6 +55,7 @@ class GymnasiumEnv(BaseEnv):
             config.name, self._rows.observation_space, self._rows.action_space, self._rows.num_envs, limit
         )
         self._models = self._digest_models()
+        self._is_drawn = False
 
     def reset(self, seed: Sequence[int] | None = None, options: dict[str, Any] | None = None) -> EnvRet:
         return self._rows.reset(seed, options)
@@ -67,6 +68,10 @@ class GymnasiumEnv(BaseEnv):
 
     def render(self) -> np.ndarray[Any, Any] | None:
         try:
+            if not self._is_drawn:
+                for env in self._envs():
+                    draw_plainly(env.unwrapped)
+                self._is_drawn = True
             frame = self._rows.render()
         except gym.error.DependencyNotInstalled as error:
             raise MissingDependency(f"drawing {self.config.name} needs a package: {error}") from error
@@ -77,8 +82,13 @@ class GymnasiumEnv(BaseEnv):
         return super().get_state() if self._digest_models() == self._models else None
 
     def _digest_models(self) -> list[str]:
-        envs = self._rows.envs if isinstance(self._rows, EnvLoop) else getattr(self._rows.env.unwrapped, "envs", [])
-        return [model_digest(env.unwrapped) for env in envs]
+        return [model_digest(env.unwrapped) for env in self._envs()]
+
+    def _envs(self) -> list[Any]:
+        """List the plain envs; a native vector env has none."""
+        if isinstance(self._rows, EnvLoop):
+            return self._rows.envs
+        return list(getattr(self._rows.env.unwrapped, "envs", []))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What MuJoCo needs beyond Gymnasium: its state, and quiet loading. MuJoCo itself is not imported here."""
+"""What MuJoCo needs beyond Gymnasium: its state, quiet loading and quick pictures. It is imported only to draw."""
 
 from __future__ import annotations
 
@@ -49,6 +49,18 @@ def quiet_loading() -> Iterator[None]:
 def _warn(message: str) -> None:
     if "deprecated" not in message:
         warnings.warn(f"MuJoCo: {message}", RuntimeWarning, stacklevel=2)
+
+
+def draw_plainly(env: Any) -> None:
+    """Leave out shadows and reflections: without a GPU they take ten times as long as all the rest of a picture."""
+    renderer = getattr(env, "mujoco_renderer", None)
+    if renderer is None:
+        return
+    import mujoco
+
+    viewer = renderer._get_viewer("rgb_array")
+    for flag in (mujoco.mjtRndFlag.mjRND_SHADOW, mujoco.mjtRndFlag.mjRND_REFLECTION):
+        viewer.scn.flags[flag] = 0
 
 
 def model_digest(env: Any) -> str:
