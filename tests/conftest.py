@@ -7,10 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import settings
 
 from rlightning.runtime.spawn import WorkerPool, WorkerSpec
 
 torch.set_num_threads(1)
+# A busy machine is no reason to fail.
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

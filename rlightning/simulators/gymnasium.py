@@ -17,7 +17,7 @@ from rlightning.config import EnvConfig
 from rlightning.env.base_env import BaseEnv
 from rlightning.errors import ConfigError, MissingDependency, Problem
 from rlightning.simulators.loop import EnvLoop
-from rlightning.simulators.mujoco import draw_plainly, model_digest, quiet_loading
+from rlightning.simulators.mujoco import model_digest, prepare_to_draw, quiet_loading
 from rlightning.simulators.vector import VectorRows
 from rlightning.types import EnvMeta, EnvRet, PolicyResponse
 
@@ -70,7 +70,7 @@ class GymnasiumEnv(BaseEnv):
         try:
             if not self._is_drawn:
                 for env in self._envs():
-                    draw_plainly(env.unwrapped)
+                    prepare_to_draw(env.unwrapped)
                 self._is_drawn = True
             frame = self._rows.render()
         except gym.error.DependencyNotInstalled as error:

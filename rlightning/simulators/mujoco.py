@@ -51,16 +51,24 @@ def _warn(message: str) -> None:
         warnings.warn(f"MuJoCo: {message}", RuntimeWarning, stacklevel=2)
 
 
-def draw_plainly(env: Any) -> None:
-    """Leave out shadows and reflections: without a GPU they take ten times as long as all the rest of a picture."""
+def prepare_to_draw(env: Any) -> None:
+    """Let the camera follow the robot, and leave out shadows, reflections and smoothed edges.
+
+    Without a GPU those take ten times as long as all the rest of a picture.
+    """
     renderer = getattr(env, "mujoco_renderer", None)
     if renderer is None:
         return
     import mujoco
 
+    # Read when the viewer is made.
+    env.model.vis.quality.offsamples = 0
     viewer = renderer._get_viewer("rgb_array")
     for flag in (mujoco.mjtRndFlag.mjRND_SHADOW, mujoco.mjtRndFlag.mjRND_REFLECTION):
         viewer.scn.flags[flag] = 0
+    camera = mujoco.mj_name2id(env.model, mujoco.mjtObj.mjOBJ_CAMERA, "track")
+    if renderer.camera_id in (None, -1) and camera >= 0:
+        renderer.camera_id = camera
 
 
 def model_digest(env: Any) -> str:
