@@ -69,6 +69,11 @@ _NOT_YET = (
         "other weight buffers are not in this version; use WeightBuffer",
     ),
     _Rule(
+        "buffer.auto_truncate_episode",
+        lambda config: not config.buffer.auto_truncate_episode,
+        "a block is always closed when the learner takes it; keeping open episodes is not in this version; use true",
+    ),
+    _Rule(
         "train.parallel",
         lambda config: config.train.parallel == "ddp",
         "data-parallel training is not in this version; use none",

@@ -100,8 +100,6 @@ for _name, _unit, _meaning in (
         "",
         "1 - Var[return - value] / Var[return]; 1 is perfect, 0 no better than a constant.",
     ),
-    ("train/kl_stop", "", "1 if the KL stop ended this update early, else 0."),
-    ("train/clip_range", "", "Clip range of this epoch."),
     ("train/lr", "", "Learning rate of this epoch."),
     ("train/grad_norm", "", "Mean L2 norm of the gradient before clipping."),
     ("train/std", "", "Mean standard deviation of a Gaussian policy, in the units of the action before any mapping."),
