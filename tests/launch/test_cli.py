@@ -175,6 +175,8 @@ def test_a_run_from_its_start_to_its_end(folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
+# imageio leaves the pipes of its ffmpeg process to the garbage collector.
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("ending", ["mp4", "gif"])
 def test_a_video_shows_one_episode(folder: Path, ending: str) -> None:
     import imageio.v2 as imageio
