@@ -38,6 +38,7 @@ class RolloutBlock:
         self._width = stops[-1]
         self._rows = [0] * len(num_envs)
         self._closed = [0] * len(num_envs)
+        self._seen_next: list[list[int]] = [[] for _ in num_envs]  # rows whose next observation is written already
         self._fields: dict[str, Tree] = {}
         self._columns: list[dict[str, Tree]] = []
         self._names: set[str] = set()
@@ -56,7 +57,7 @@ class RolloutBlock:
         """
         row = self._rows[env_id]
         if row > self._closed[env_id]:
-            self._close(env_id, env_ret)
+            self._close(env_id, env_ret, is_last=row == self.capacity)
         if row == self.capacity:
             raise ProtocolError(
                 f"the block is full after {row} steps of env worker {env_id}: sample and clear it first"
@@ -79,7 +80,7 @@ class RolloutBlock:
     def truncate(self, env_id: int, env_ret: EnvRet) -> None:
         """Close the open row of an env worker, so that the learner can take the block."""
         if self._rows[env_id] > self._closed[env_id]:
-            self._close(env_id, env_ret)
+            self._close(env_id, env_ret, is_last=True)
 
     def add_episode(self, env_id: int, episode: TensorDict) -> None:
         """Write consecutive whole transitions of an env worker.
@@ -101,8 +102,8 @@ class RolloutBlock:
                 f"{count} steps do not fit: {self.capacity - start} rows of env worker {env_id} are free"
             )
         given: dict[str, Any] = to_numpy(episode.to_dict())
-        filler = np.ones(episode.batch_size, np.bool_)
-        given = {"valid": filler, "version": filler.astype(np.int64) * -1, **given}
+        filler = {"valid": np.ones(episode.batch_size, np.bool_), "version": np.full(episode.batch_size, -1)}
+        given = {**filler, **given}
         wanted = {*self._fields, *RESERVED}
         if not wanted <= given.keys() or (self._fields and given.keys() != wanted):
             raise ShapeError(f"the episode has the fields {sorted(given)}, the block {sorted(wanted)}")
@@ -113,6 +114,7 @@ class RolloutBlock:
                 _write(self._columns[env_id][name], slice(start, start + count), value)
         except (ValueError, KeyError, TypeError) as error:
             raise _misfit(start, env_id, error) from error
+        self._seen_next[env_id] += range(start, start + count)
         self._rows[env_id] = self._closed[env_id] = start + count
 
     def sample(self) -> TensorDict:
@@ -134,13 +136,16 @@ class RolloutBlock:
         if len(set(self._rows)) > 1:
             raise NotEnoughData(f"env workers are at different steps {self._rows}: collect until all are equal")
         length = self._rows[0]
+        for env_id in range(len(self._rows)):
+            self._complete(env_id)
         tensors = tree_map(lambda leaf: torch.from_numpy(leaf[:length]), self._fields)
         return TensorDict(tensors, batch_size=[length, self._width])
 
     def clear(self) -> None:
         """Forget all steps; the memory stays."""
-        self._rows = [0] * len(self._rows)
-        self._closed = [0] * len(self._rows)
+        count = len(self._rows)
+        self._rows, self._closed = [0] * count, [0] * count
+        self._seen_next = [[] for _ in range(count)]
 
     def size(self) -> int:
         """Count the valid transitions that are whole."""
@@ -155,19 +160,38 @@ class RolloutBlock:
             raise NotEnoughData("the block is empty")
         return min(int(rows.min()) for rows in held), max(int(rows.max()) for rows in held)
 
-    def _close(self, env_id: int, env_ret: EnvRet) -> None:
+    def _close(self, env_id: int, env_ret: EnvRet, *, is_last: bool) -> None:
         row, columns = self._closed[env_id], self._columns[env_id]
         try:
             _write(columns["reward"], row, env_ret.reward)
             _write(columns["terminated"], row, env_ret.terminated)
             _write(columns["truncated"], row, env_ret.truncated)
             _write(columns["valid"], row, ~env_ret.is_reset)
-            _write(columns["next_observation"], row, env_ret.observation)
-            if env_ret.final_observation is not None:
-                _write(columns["next_observation"], row, env_ret.final_observation, env_ret.ended)
         except (ValueError, KeyError, TypeError) as error:
             raise _misfit(row, env_id, error) from error
+        if is_last or env_ret.final_observation is not None:
+            self._write_next(env_id, row, env_ret)
         self._closed[env_id] = row + 1
+
+    def _write_next(self, env_id: int, row: int, env_ret: EnvRet) -> None:
+        """Write a next observation that is not the observation of the next row."""
+        column = self._columns[env_id]["next_observation"]
+        try:
+            _write(column, row, env_ret.observation)
+            if env_ret.final_observation is not None:
+                _write(column, row, env_ret.final_observation, env_ret.ended)
+        except (ValueError, KeyError, TypeError) as error:
+            raise _misfit(row, env_id, error) from error
+        self._seen_next[env_id].append(row)
+
+    def _complete(self, env_id: int) -> None:
+        """Copy the other next observations: each is the observation of the next row."""
+        columns, start = self._columns[env_id], 0
+        for stop in self._seen_next[env_id]:
+            if start < stop:
+                following = tree_map(lambda leaf, at=slice(start + 1, stop + 1): leaf[at], columns["observation"])
+                _write(columns["next_observation"], slice(start, stop), following)
+            start = stop + 1
 
     def _allocate(self, env_ret: EnvRet, response: PolicyResponse) -> None:
         clash = [name for name in response.extras if name in RESERVED]
@@ -216,7 +240,7 @@ def _write(column: Tree, row: int | slice, value: Tree, only: Any = ...) -> None
     """
     if type(column) is np.ndarray:
         place = column[row]
-        if type(value) is not np.ndarray or value.shape != place.shape or value.dtype != place.dtype:
+        if type(value) is not np.ndarray or value.dtype is not place.dtype or value.shape != place.shape:
             value = np.asarray(to_host(value))
             if value.shape != place.shape:
                 raise ValueError(f"got shape {list(value.shape)}, expected {list(place.shape)}")

@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from rlightning.errors import ShapeError
 from rlightning.types import EnvRet, PolicyResponse, Tree
-from rlightning.types.tree import concat_rows, split_rows, to_host, tree_map
+from rlightning.types.tree import concat_rows, split_rows, tree_map
 
 
 class _Request(EnvRet):
-    """Results of env workers, joined along the rows; each field is copied to the device when it is first read.
+    """Results of env workers, joined along the rows; what is not the observation is copied when it is first read.
 
     Most policies read the observation alone, and a copy of what nobody reads would be made at every step.
     """
@@ -22,12 +23,16 @@ class _Request(EnvRet):
 
     def __init__(self, env_rets: Sequence[EnvRet], device: str) -> None:
         self._env_rets, self._device = env_rets, device
+        self.observation = concat_rows([ret.observation for ret in env_rets], device)
 
     def __getattr__(self, name: str) -> Any:
         # Only called for a field that was not set yet.
         if name not in EnvRet.__slots__:
             raise AttributeError(f"EnvRet has no attribute {name!r}")
-        value = _JOINS.get(name, _join_rows)(name, self._env_rets, self._device)
+        if name in _JOINS:
+            value = _JOINS[name](self._env_rets, self._device)
+        else:
+            value = concat_rows([getattr(ret, name) for ret in self._env_rets], self._device)
         setattr(self, name, value)
         return value
 
@@ -53,12 +58,16 @@ def split_response(response: PolicyResponse, counts: Sequence[int], version: int
     rows = sum(counts)
 
     def host(leaf: Any) -> Any:
-        if leaf.shape[:1] != (rows,):
-            raise ShapeError(f"rollout_step answered {tuple(leaf.shape)} to {rows} rows: axis 0 must be the rows [N]")
-        return to_host(leaf)
+        array = leaf.numpy(force=True) if isinstance(leaf, torch.Tensor) else leaf
+        if not array.ndim or len(array) != rows:
+            raise ShapeError(f"rollout_step answered {tuple(array.shape)} to {rows} rows: axis 0 must be the rows [N]")
+        return array
 
     action = tree_map(host, response.action)
-    env_action = None if response.env_action is None else tree_map(host, response.env_action)
+    env_action = response.env_action
+    if env_action is not None:
+        # Where the env receives what the buffer keeps, one array goes to both.
+        env_action = None if env_action is response.action else tree_map(host, env_action)
     extras = {name: host(value) for name, value in response.extras.items()}
     if len(counts) == 1:
         return [PolicyResponse(action, env_action, extras, version)]
@@ -77,18 +86,14 @@ def own_response(response: PolicyResponse, device: str) -> PolicyResponse:
     return PolicyResponse(own(response.action), own(response.env_action), own(response.extras), response.version)
 
 
-def _join_rows(name: str, env_rets: Sequence[EnvRet], device: str) -> Tree:
-    return concat_rows([getattr(ret, name) for ret in env_rets], device)
-
-
-def _join_final(name: str, env_rets: Sequence[EnvRet], device: str) -> Tree | None:
+def _join_final(env_rets: Sequence[EnvRet], device: str) -> Tree | None:
     if all(ret.final_observation is None for ret in env_rets):
         return None
     finals = [ret.observation if ret.final_observation is None else ret.final_observation for ret in env_rets]
     return concat_rows(finals, device)
 
 
-def _join_info(name: str, env_rets: Sequence[EnvRet], device: str) -> dict[str, Tree]:
+def _join_info(env_rets: Sequence[EnvRet], device: str) -> dict[str, Tree]:
     # Envs of different kinds may report different things: what only some report is not for a batch.
     common = set(env_rets[0].info).intersection(*(ret.info for ret in env_rets[1:]))
     arrays = {key for key in common if isinstance(env_rets[0].info[key], np.ndarray)}

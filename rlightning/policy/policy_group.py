@@ -165,8 +165,11 @@ class PolicyGroup:
         """
         items = batched_env_ret.items
         options = {"evaluation": True, "deterministic": deterministic} if evaluation or deterministic else {}
+        routes = self._route(tuple(batched_env_ret.env_ids))
+        if len(routes) == 1:
+            return BatchedData(batched_env_ret.env_ids, _ask(routes[0][0], items, options))
         answers: list[Any] = [None] * len(items)
-        for handle, places in self._route(tuple(batched_env_ret.env_ids)):
+        for handle, places in routes:
             asked = [items[place] for place in places]
             for place, answer in zip(places, _ask(handle, asked, options), strict=True):
                 answers[place] = answer
@@ -391,7 +394,7 @@ def _hook(handle: WorkerHandle, own: Any, users: Any) -> Any:
     return own if hasattr(handle.target, own.__name__) else users
 
 
-def _ask(handle: WorkerHandle, env_rets: list[Any], options: dict[str, Any]) -> list[Future[PolicyResponse]]:
+def _ask(handle: WorkerHandle, env_rets: Sequence[Any], options: dict[str, Any]) -> list[Future[PolicyResponse]]:
     if len(env_rets) == 1:
         return [handle.call(BasePolicy._rollout, env_rets[0], **options)]
     if hasattr(handle.target, "_rollout_batch"):

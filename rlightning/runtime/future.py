@@ -18,6 +18,8 @@ class Future(Generic[T_co]):
     Pass it as an argument of another call and the value goes from worker to worker without coming here.
     """
 
+    __slots__ = ()
+
     def result(self, timeout: float | None = None) -> T_co:
         """Wait for the value.
 
@@ -129,6 +131,6 @@ def wait(
 
 def resolve(value: Any) -> Any:
     """Open a future; other values pass."""
-    if type(value) is LocalFuture:
-        return value.result()
+    if type(value) is LocalFuture and value._error is None:
+        return value._value
     return value.result() if isinstance(value, Future) else value

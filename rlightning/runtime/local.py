@@ -26,6 +26,8 @@ class LocalHandle:
     def call(self, method: Callable[..., R], *args: Any, **kwargs: Any) -> Future[R]:
         bound: Callable[..., R] = getattr(self.target, method.__name__)
         try:
+            if not kwargs:
+                return LocalFuture(bound(*map(resolve, args)))
             named = {name: resolve(value) for name, value in kwargs.items()}
             return LocalFuture(bound(*map(resolve, args), **named))
         except Exception as error:

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 T_co = TypeVar("T_co", covariant=True)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class BatchedData(Generic[T_co]):
     """Items keyed by the env worker that they belong to.
 

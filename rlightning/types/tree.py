@@ -65,6 +65,8 @@ def concat_rows(trees: Sequence[Tree], device: str = "cpu") -> Tree:
     """Join trees of arrays along axis 0 into owned tensors on ``device``."""
     first = trees[0]
     if len(trees) == 1:
+        if type(first) is np.ndarray:
+            return owned_tensor(first, device)
         return tree_map(lambda leaf: owned_tensor(leaf, device), first)
 
     def join(*leaves: Any) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 
 import gymnasium as gym
@@ -12,6 +13,7 @@ from torch import nn
 from rlightning.config import ClusterConfig, Config, EnvConfig, EvalConfig, PolicyConfig, TrainConfig
 from rlightning.engine.sync_engine import SyncEngine
 from rlightning.env.base_env import BaseEnv
+from rlightning.models.normalizer import RunningNormalizer
 from rlightning.policy.base_policy import BasePolicy
 from rlightning.registry import register
 from rlightning.types import EnvMeta, EnvRet, PolicyResponse
@@ -133,6 +135,54 @@ class CoinPolicy(BasePolicy):
         self.calls[where] = self.calls.get(where, 0) + 1
         if self.config.algo_cfg.get("fail") == where and self.calls[where] == 2:
             raise ZeroDivisionError(f"no {where} today")
+
+
+@register("policy", "replay")
+class ReplayPolicy(CoinPolicy):
+    """Q-learning from a memory of the last 64 transitions (Mnih et al. 2015), which no module holds."""
+
+    def construct_network(self, env_meta, *args, **kwargs):
+        super().construct_network(env_meta)
+        self.normalizer = RunningNormalizer(env_meta.observation_space.shape)
+        self.target = copy.deepcopy(self.net)
+        self.memory = {}
+
+    def rollout_step(self, env_ret, *, deterministic=False):
+        env_ret.observation = self.normalizer(env_ret.observation)
+        return super().rollout_step(env_ret, deterministic=deterministic)
+
+    def update_dataset(self, data):
+        valid = data["valid"]
+        self.normalizer.update(data["observation"][valid])
+        for name in ("observation", "next_observation", "action", "reward", "terminated"):
+            new = data[name][valid]
+            self.memory[name] = torch.cat([self.memory.get(name, new[:0]), new])[-64:]
+        self.dataset = self.memory
+
+    def train(self, *args, **kwargs):
+        for _ in range(4):
+            rows = torch.randint(len(self.memory["reward"]), (8,), generator=self.generator)
+            batch = {name: column[rows] for name, column in self.memory.items()}
+            with torch.no_grad():
+                best = self.target(self.normalizer(batch["next_observation"])).amax(-1)
+                goal = batch["reward"] + 0.9 * best * ~batch["terminated"]  # what was truncated goes on
+            q = self.net(self.normalizer(batch["observation"])).gather(-1, batch["action"].unsqueeze(-1)).squeeze(-1)
+            loss = (q - goal).square().mean()
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+        self.target.load_state_dict(self.net.state_dict())
+        self.optimizer.param_groups[0]["lr"] = self.train_config.lr * (1 - (self.epoch + 1) / 100)
+        self.rate *= 0.9
+        self.epsilon.fill_(self.rate)
+        return {"train/policy_loss": loss.item(), "user/epsilon": self.rate, "user/memory": len(self.memory["reward"])}
+
+    def extra_training_state(self):
+        return {**super().extra_training_state(), "memory": self.memory}
+
+    def load_extra_training_state(self, state):
+        super().load_extra_training_state(state)
+        self.memory = state["memory"]
 
 
 class SpyEngine(SyncEngine):

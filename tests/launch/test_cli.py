@@ -44,7 +44,7 @@ def invoke(*arguments: str):
 
 
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "rlightning.launch.cli", *arguments]
+    return [sys.executable, "-m", "rlightning", *arguments]
 
 
 def environment() -> dict[str, str]:

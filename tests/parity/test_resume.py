@@ -28,6 +28,10 @@ def coin():
     return small_config(max_epochs=100, env={"num_workers": 2, "env_kwargs": {"lengths": [3, 7]}})
 
 
+def replay():
+    return small_config(max_epochs=100, policy={"type": "replay"}, env={"env_kwargs": {"lengths": [3, 7], "mean": 5.0}})
+
+
 def resume_in_a_new_process(config, at, until, folder):
     """Run to ``at`` here and on to ``until`` in a new process; gives the two reports."""
     for name in ("first", "second"):
@@ -42,7 +46,7 @@ def resume_in_a_new_process(config, at, until, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config", [ppo(), coin()], ids=["ppo", "exploration schedule"])
+@pytest.mark.parametrize("config", [ppo(), coin(), replay()], ids=["ppo", "exploration schedule", "off-policy"])
 @pytest.mark.timeout(400)
 def test_20_updates_are_10_and_10_more_in_a_new_process(config, tmp_path):
     straight = run(config, 20)
@@ -57,6 +61,12 @@ def test_what_the_rows_compare_is_there():
     names = set(run(ppo(), 1)["rows"][0])
     assert {"train/policy_loss", "train/value_loss", "train/lr", "policy/version", "train/approx_kl"} <= names
     assert {"train/policy_loss", "user/epsilon"} <= set(run(coin(), 1)["rows"][0])
+
+
+def test_the_memory_of_an_off_policy_learner_reaches_further_back_than_a_rollout():
+    # 5 steps of 2 envs are 10 rows per update; the memory keeps 64.
+    memory = [row["user/memory"] for row in run(replay(), 8)["rows"]]
+    assert memory == [10, 20, 30, 40, 50, 60, 64, 64]
 
 
 def test_the_exploration_schedule_goes_on_where_it_stopped(tmp_path):
