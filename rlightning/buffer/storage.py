@@ -39,6 +39,7 @@ class RolloutBlock:
         self._rows = [0] * len(num_envs)
         self._closed = [0] * len(num_envs)
         self._seen_next: list[list[int]] = [[] for _ in num_envs]  # rows whose next observation is written already
+        self._is_plain = True  # no flag is up, and all rows are valid
         self._fields: dict[str, Tree] = {}
         self._columns: list[dict[str, Tree]] = []
         self._names: set[str] = set()
@@ -114,6 +115,7 @@ class RolloutBlock:
                 _write(self._columns[env_id][name], slice(start, start + count), value)
         except (ValueError, KeyError, TypeError) as error:
             raise _misfit(start, env_id, error) from error
+        self._is_plain = False
         self._seen_next[env_id] += range(start, start + count)
         self._rows[env_id] = self._closed[env_id] = start + count
 
@@ -144,8 +146,16 @@ class RolloutBlock:
     def clear(self) -> None:
         """Forget all steps; the memory stays."""
         count = len(self._rows)
+        if not self._is_plain:
+            self._lower_flags()
         self._rows, self._closed = [0] * count, [0] * count
         self._seen_next = [[] for _ in range(count)]
+
+    def _lower_flags(self) -> None:
+        self._fields["terminated"].fill(False)
+        self._fields["truncated"].fill(False)
+        self._fields["valid"].fill(True)
+        self._is_plain = True
 
     def size(self) -> int:
         """Count the valid transitions that are whole."""
@@ -164,9 +174,12 @@ class RolloutBlock:
         row, columns = self._closed[env_id], self._columns[env_id]
         try:
             _write(columns["reward"], row, env_ret.reward)
-            _write(columns["terminated"], row, env_ret.terminated)
-            _write(columns["truncated"], row, env_ret.truncated)
-            _write(columns["valid"], row, ~env_ret.is_reset)
+            # Most steps raise no flag, and the block lies there without any.
+            if _raises_flags(env_ret):
+                self._is_plain = False
+                _write(columns["terminated"], row, env_ret.terminated)
+                _write(columns["truncated"], row, env_ret.truncated)
+                _write(columns["valid"], row, ~env_ret.is_reset)
         except (ValueError, KeyError, TypeError) as error:
             raise _misfit(row, env_id, error) from error
         if is_last or env_ret.final_observation is not None:
@@ -223,6 +236,7 @@ class RolloutBlock:
         self._fields = tree_map(rows_like, row)
         self._columns = [tree_map(lambda leaf, at=at: leaf[:, at], self._fields) for at in self._slices]
         self._names = row.keys() - set(RESERVED)
+        self._lower_flags()
 
 
 def _has_sequence(tree: Tree) -> bool:
@@ -258,3 +272,11 @@ def _write(column: Tree, row: int | slice, value: Tree, only: Any = ...) -> None
 
 def _misfit(row: int, env_id: int, error: Exception) -> ShapeError:
     return ShapeError(f"step {row} of env worker {env_id} does not fit the block: {error}")
+
+
+def _raises_flags(env_ret: EnvRet) -> bool:
+    """Tell whether an episode ended or a row was reset, anywhere."""
+    terminated, truncated, is_reset = env_ret.terminated, env_ret.truncated, env_ret.is_reset
+    if type(terminated) is type(truncated) is type(is_reset) is np.ndarray:
+        return 1 in terminated.tobytes() or 1 in truncated.tobytes() or 1 in is_reset.tobytes()
+    return True
