@@ -32,7 +32,8 @@ class Outcome:
 
     Attributes:
         parameters: Digest of all that acts.
-        state: Digest of the whole training state: optimizer, counters, generators, envs.
+        state: Digest of the whole training state: optimizer, counters, generators, envs. What Python, numpy and torch draw
+            from where no generator is given is left out: every process has that for itself.
         metrics: Metrics of each epoch, without times.
         env_steps: Env steps.
         seconds: Duration of the epochs.
@@ -86,6 +87,7 @@ def run_epochs(config: Config, epochs: int) -> Outcome:
         outcome.seconds = time.perf_counter() - start
         outcome.env_steps = engine.env_steps
         state = engine.get_state()
+    del state["policy"]["train"]["global_generators"]
     outcome.parameters = tree_digest(state["policy"]["train"]["modules"])
     outcome.state = tree_digest(state)
     return outcome

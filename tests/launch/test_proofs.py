@@ -12,7 +12,7 @@ from rich.console import Console
 
 from rlightning.checkpoint import save_state
 from rlightning.launch.load import load_config
-from rlightning.launch.parity import Outcome, _verdict, run_epochs, without_times
+from rlightning.launch.parity import Outcome, _verdict, check_parity, run_epochs, without_times
 from rlightning.launch.states import differences, digest, tree_digest
 from rlightning.launch.verify_resume import check_resume, compare
 from rlightning.observability.sinks import JsonlSink
@@ -142,3 +142,15 @@ def test_a_run_that_is_resumed_in_a_new_process_equals_one_that_was_not_stopped(
     assert "not stored" not in out.getvalue()
     for name in ("train/policy_loss", "train/lr", "optimizer", "normalisers", "envs, with their random states"):
         assert name in out.getvalue()
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_local_remote_and_mixed_runs_of_a_configuration_are_equal_in_all_that_is_stored(ray_cluster: None) -> None:
+    out = io.StringIO()
+    equal = check_parity(load_config("tiny.yaml"), 2, Console(file=out, width=200))
+    assert equal, out.getvalue()
+    rows = [line.split() for line in out.getvalue().splitlines() if line.startswith(("local", "remote", "mixed"))]
+    assert [row[0] for row in rows] == ["local", "remote", "mixed"]
+    assert len({(row[1], row[2]) for row in rows}) == 1
