@@ -32,8 +32,8 @@ class Outcome:
 
     Attributes:
         parameters: Digest of all that acts.
-        state: Digest of the whole training state: optimizer, counters, generators, envs. What Python, numpy and torch draw
-            from where no generator is given is left out: every process has that for itself.
+        state: Digest of the whole training state: optimizer, counters, generators, envs. What Python, numpy and torch
+            draw from where no generator is given is left out: every process has that for itself.
         metrics: Metrics of each epoch, without times.
         env_steps: Env steps.
         seconds: Duration of the epochs.
