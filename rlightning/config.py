@@ -70,9 +70,16 @@ class WeightBufferConfig(Section):
     """How new weights reach the eval policies."""
 
     type: Literal["WeightBuffer", "CPUWeightBuffer", "ShardedWeightBuffer"] = "WeightBuffer"
-    """Where a buffer keeps its tensors."""
+    """Where "Double" keeps its tensors: "WeightBuffer" on the policy's device, the others in host memory. "Shared" and
+    "Sharded" always keep them there."""
     buffer_strategy: Literal["None", "Double", "Shared", "Sharded"] = "None"
-    """"None": weights go straight in, between two requests."""
+    """"None": weights go straight in, between two requests. "Double": into a second copy while rollouts go on, then by
+    an exchange of pointers. "Shared": one such pair of copies per node, which all eval policies there act with.
+    "Sharded": likewise, and each eval policy of the node receives a part."""
+    verify_interval: int = Field(0, ge=0)
+    """Every so many pushes, compare what every eval policy acts with with the learner's, bit for bit; 0 means never."""
+    on_mismatch: Literal["error", "log"] = "error"
+    """What a difference does: end the run, or just write it into the log."""
 
 
 class OptimConfig(Section):

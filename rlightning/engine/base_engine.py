@@ -20,7 +20,14 @@ from rlightning.engine.evaluation import EvalResult, Evaluator, returns_by_task
 from rlightning.engine.interrupt import Interrupt
 from rlightning.engine.recorder import Recorder, SilentRecorder
 from rlightning.env.env_group import EnvGroup
-from rlightning.errors import CheckpointError, ConfigError, ProtocolError, RLightningError, WorkerError
+from rlightning.errors import (
+    CheckpointError,
+    ConfigError,
+    ProtocolError,
+    RLightningError,
+    WeightSyncError,
+    WorkerError,
+)
 from rlightning.observability.timer import Timer
 from rlightning.policy.policy_group import PolicyGroup
 from rlightning.runtime import gather
@@ -90,6 +97,7 @@ class BaseEngine(ABC):
         self._evaluation: EvalResult | None = None
         self._checkpoint: Path | None = None
         self._closed = False
+        self._pushes = 0
 
     def run(self) -> RunResult:
         """Run to ``train.max_epochs``.
@@ -179,7 +187,18 @@ class BaseEngine(ABC):
         Returns:
             The version in force.
         """
-        return self.policy_group.sync_weights()
+        version = self.policy_group.sync_weights()
+        self.policy_group.wait_for_eval_weight_update(self.config.cluster.call_timeout_s)
+        self._pushes += 1
+        buffer = self.config.policy.weight_buffer
+        if buffer.verify_interval and self._pushes % buffer.verify_interval == 0:
+            self._verify(version, raises=buffer.on_mismatch == "error")
+        return version
+
+    def _verify(self, version: int, *, raises: bool) -> None:
+        if not self.policy_group.verify_eval_weight_consistency(rtol=0.0) and raises:
+            first = self.policy_group.compare_weights()[:1]
+            raise WeightSyncError(f"after the push of version {version} an eval policy does not have it: {first[0]}")
 
     def evaluate(self) -> dict[str, float]:
         """Run whole episodes on envs of their own; training goes on as if this had not been."""

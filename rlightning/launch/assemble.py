@@ -109,6 +109,7 @@ def build_policy_group(config: Config, env_meta: EnvMeta) -> PolicyGroup:
         )
         group.init_weight_buffer()
         group.init(config.train, env_meta, config.evaluation)
+        group.init_placement_info(config.cluster.is_colocated)
     return group
 
 

@@ -23,6 +23,7 @@ from rlightning.registry import lookup
 from rlightning.runtime.spawn import WorkerSpec
 from rlightning.types import EnvMeta
 from rlightning.types.tree import tree_leaves
+from rlightning.weights.topology import transport
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 _COLUMN_BYTES = 4 + 3 + 8
@@ -135,8 +136,23 @@ def flows(config: Config, plan: WorkerPlan, sizes: Sizes) -> list[Flow]:
         ),
         flow("actions and their extras", actors, plan.eval, shards, plan.buffer, rows * sizes.action),
         flow("transitions", shards, plan.buffer, learners, plan.train, rows * transition),
-        flow("weights", learners, plan.train, actors, plan.eval, sizes.weights * len(plan.eval)),
+        _weight_flow(config, plan, sizes.weights),
     ]
+
+
+def _weight_flow(config: Config, plan: WorkerPlan, num_bytes: int) -> Flow:
+    copies = 1 if config.policy.weight_buffer.buffer_strategy in ("Shared", "Sharded") else len(plan.eval)
+    return Flow("weights", _names(plan.train), _names(plan.eval), _weight_transport(config, plan), num_bytes * copies)
+
+
+def _weight_transport(config: Config, plan: WorkerPlan) -> str:
+    """Name the way of the weights if all workers of a kind live on one node."""
+    remote = {spec.remote for spec in (*plan.train, *plan.eval)}
+    if config.cluster.is_colocated:
+        return "handle of shared memory"
+    return transport(
+        config.policy.weight_buffer.buffer_strategy, same_process=remote == {False}, intra_node=remote == {True}
+    )
 
 
 def _transport(senders: Sequence[WorkerSpec], receivers: Sequence[WorkerSpec]) -> str:

@@ -34,11 +34,6 @@ _NOT_YET = (
         "several buffer shards are not in this version; use 1",
     ),
     _Rule(
-        "cluster.is_colocated",
-        lambda config: config.cluster.is_colocated,
-        "colocated train and eval policies are not in this version; use false",
-    ),
-    _Rule(
         "cluster.enable_offload",
         lambda config: config.cluster.enable_offload,
         "moving models to host memory is not in this version; use false",
@@ -59,16 +54,6 @@ _NOT_YET = (
         "coroutines as rollout_step are not in this version; use sync",
     ),
     _Rule(
-        "policy.weight_buffer.buffer_strategy",
-        lambda config: config.policy.weight_buffer.buffer_strategy != "None",
-        'weight buffers are not in this version; use "None"',
-    ),
-    _Rule(
-        "policy.weight_buffer.type",
-        lambda config: config.policy.weight_buffer.type != "WeightBuffer",
-        "other weight buffers are not in this version; use WeightBuffer",
-    ),
-    _Rule(
         "buffer.auto_truncate_episode",
         lambda config: not config.buffer.auto_truncate_episode,
         "a block is always closed when the learner takes it; keeping open episodes is not in this version; use true",
@@ -81,6 +66,16 @@ _NOT_YET = (
 )
 
 _CONTRADICTIONS = (
+    _Rule(
+        "policy.weight_buffer.buffer_strategy",
+        lambda config: config.cluster.is_colocated and config.policy.weight_buffer.buffer_strategy != "None",
+        'colocated policies hand their weights over directly; use "None", or set cluster.is_colocated to false',
+    ),
+    _Rule(
+        "cluster.eval_worker_num",
+        lambda config: config.cluster.is_colocated and config.cluster.eval_worker_num > config.cluster.train_worker_num,
+        "colocated policies are pairs: use at most cluster.train_worker_num",
+    ),
     _Rule(
         "buffer.capacity",
         lambda config: (config.buffer.capacity or config.train.max_rollout_steps) < config.train.max_rollout_steps,

@@ -6,8 +6,10 @@ import copy
 import dataclasses
 import inspect
 import random
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar
@@ -25,17 +27,21 @@ from rlightning.errors import CheckpointError, ConfigError, ProtocolError, Weigh
 from rlightning.observability.timer import Timer
 from rlightning.policy.batching import join_requests, own_response, split_response
 from rlightning.policy.gate import RolloutGate
+from rlightning.policy.updater import Updater
 from rlightning.types import EnvMeta, EnvRet, PolicyResponse
 from rlightning.types.tree import tree_leaves
 from rlightning.weights.bundle import (
     Bundle,
-    NamedTensors,
+    BundlePart,
     check_same_layout,
     digests,
     flatten_names,
     pack,
+    split,
     strip_wrappers,
 )
+from rlightning.weights.layout import Layout, NamedTensors, as_bytes, copy_all, each
+from rlightning.weights.slots import Slots
 
 
 class PolicyRole(StrEnum):
@@ -154,6 +160,12 @@ class BasePolicy(nn.Module, ABC):
         self._gate = RolloutGate()
         self._timer = Timer()
         self._failed_update: BaseException | None = None
+        self._layout: Layout | None = None
+        self._slots: Slots | None = None
+        self._stamp = 0  # which of the slots' versions is in force; 0 where the tensors are this policy's own
+        self._mapped: Slots | None = None
+        self._handed_over: Slots | None = None
+        self._updater: Updater | None = None
         self._takes_deterministic = _accepts(type(self).rollout_step, "deterministic")
 
     # What a user writes
@@ -231,6 +243,7 @@ class BasePolicy(nn.Module, ABC):
         own = flatten_names(self.get_trainable_parameters())
         given = flatten_names(state_dict)
         check_same_layout(own, given, f"{type(self).__name__} ({self.role_type})", kwargs.get("version", self.version))
+        self._take_own_memory()
         with torch.no_grad():
             for name, tensor in own.items():
                 tensor.copy_(given[name])
@@ -364,11 +377,41 @@ class BasePolicy(nn.Module, ABC):
 
     # Weights
 
+    def weight_layout(self) -> Layout:
+        """Say where each tensor that acts lies in the bytes that travel."""
+        return self._layout_of(self.get_trainable_parameters())
+
     def export_bundle(self) -> Bundle:
-        """Copy all that acts, with its version; only on a learner."""
+        """Copy all that acts, with its version."""
         self._require_init("export_bundle")
         with self._timer.measure("export"):
-            return pack(self.get_trainable_parameters(), self.version)
+            tensors = self.get_trainable_parameters()
+            return pack(tensors, self.version, self._layout_of(tensors))
+
+    def send_weights(self, receivers: Sequence[Any] = (), shared_weight_buffer: Slots | None = None) -> Bundle | int:
+        """Give the weights; only on a learner.
+
+        Args:
+            receivers: Who gets what is returned; with nobody, the weights just go into the shared buffer.
+            shared_weight_buffer: Memory of this node to write them into as well.
+
+        Returns:
+            A copy of all that acts, or just its version where nobody receives.
+
+        Raises:
+            WeightSyncError: If they do not fit the shared buffer, which stays as it is then.
+        """
+        self._require_init("send_weights")
+        if shared_weight_buffer is not None:
+            tensors = self.get_trainable_parameters()
+            self._check_key(shared_weight_buffer.layout.key, own=self._layout_of(tensors))
+            with self._timer.measure("export"), shared_weight_buffer.writing(self.version) as places:
+                copy_all(places, tensors)
+        return self.export_bundle() if receivers else self.version
+
+    def send_weight_parts(self, count: int) -> list[BundlePart]:
+        """Give the weights in parts of nearly equal size, one for each of ``count`` receivers."""
+        return split(self.export_bundle(), count)
 
     def import_bundle(self, bundle: Bundle) -> int:
         """Put a bundle in force between two requests.
@@ -381,18 +424,106 @@ class BasePolicy(nn.Module, ABC):
                 next request and the next wait raise the error too.
         """
         self._require_init("import_bundle")
-        try:
-            if bundle.version < self.version:
-                raise WeightSyncError(f"weights of version {bundle.version} came after those of version {self.version}")
-            tensors = bundle.unpack()
+        with self._noting_failure():
+            self._check_newer(bundle.version)
             with self._timer.measure("import"), self._gate.update():
-                self.load_state_dict(tensors, version=bundle.version)
+                self.load_state_dict(bundle.views(), version=bundle.version)
                 self.version = bundle.version
-        except BaseException as error:
-            self._failed_update = error
-            raise
-        self._failed_update = None
         return self.version
+
+    def init_weight_buffer(self, shared_weight_buffer: Slots | None = None) -> None:
+        """Let new weights go into a buffer first, from which the updater puts them in force.
+
+        Args:
+            shared_weight_buffer: Memory that all eval policies of this node act with; None means two slots of this
+                policy's own.
+
+        Raises:
+            WeightSyncError: If the shared buffer is laid out for another network.
+        """
+        if self.role_type is not PolicyRole.EVAL:
+            raise ProtocolError(f"weight buffers are for policies of role 'eval'; this one is {self.role_type.value!r}")
+        self._require_init("init_weight_buffer")
+        if shared_weight_buffer is None:
+            device = self.device if self.config.weight_buffer.type == "WeightBuffer" else "cpu"
+            shared_weight_buffer = Slots(self.weight_layout(), device=device)
+        self._check_key(shared_weight_buffer.layout.key)
+        self._take_own_memory()
+        self._slots = shared_weight_buffer
+        if self._updater is None:
+            self._updater = Updater(self._follow_announcement)
+            threading.Thread(target=self._updater.run, name="weight updater", daemon=True).start()
+
+    def share_weight_buffer(self, parts: int = 1) -> Slots:
+        """Make a buffer that the policies of this node can map; see ``init_weight_buffer``."""
+        self._require_init("share_weight_buffer")
+        return Slots.create_shared(self.weight_layout(), parts)
+
+    def map_weight_buffer(self, shared_weight_buffer: Slots) -> None:
+        """Map a buffer of this node now, to write into it later."""
+        self._check_key(shared_weight_buffer.layout.key)
+        self._mapped = shared_weight_buffer
+
+    def unlink_weight_buffer(self) -> None:
+        """Say that all have mapped the buffer: nothing of it is left behind when they end."""
+        if self._slots is not None:
+            self._slots.unlink()
+
+    def recv_weights(self, payload: Bundle | BundlePart) -> int:
+        """Take weights: into the buffer, in force with the next update; without a buffer in force at once.
+
+        Args:
+            payload: All of them, or the part that is this policy's to receive.
+
+        Returns:
+            Their version.
+
+        Raises:
+            WeightSyncError: If they do not fit; what was in force stays in force.
+        """
+        if self._slots is None:
+            if isinstance(payload, BundlePart):
+                raise ProtocolError("parts of weights come together in a buffer: call init_weight_buffer first")
+            return self.import_bundle(payload)
+        with self._timer.measure("receive"):
+            if isinstance(payload, BundlePart):
+                self._check_key(payload.key)
+                self._slots.write_bytes(payload.version, as_bytes(payload.flat), payload.index)
+            else:
+                self._check_key(payload.layout.key, payload)
+                self._slots.write_bytes(payload.version, as_bytes(payload.flat))
+        return payload.version
+
+    def update_weights_from_buffer(self) -> None:
+        """Put the newest complete weights of the buffer in force, between two requests.
+
+        The policy acts with the buffer's memory itself: nothing is copied, unless a class has its own way of loading.
+
+        Raises:
+            WeightSyncError: If they are older than those in force or cannot be loaded; the next request and the next
+                wait raise the error too.
+        """
+        if self._slots is None:
+            raise ProtocolError("there is no weight buffer: call init_weight_buffer first")
+        with self._noting_failure():
+            tensors, version, stamp = self._slots.views(), self._slots.version, self._slots.stamp
+            if stamp == self._stamp:
+                return
+            self._check_newer(version)
+            with self._timer.measure("import"), self._gate.update():
+                if self._may_adopt():
+                    for own, new in zip(each(self.get_trainable_parameters()), each(tensors), strict=True):
+                        own[2].data = new[2]
+                    self._stamp = stamp
+                else:
+                    self.load_state_dict(tensors, version=version)
+                self.version = version
+
+    def update_weights(self) -> None:
+        """Follow announcements until the policy is gone; runs in a thread where a weight buffer is in use."""
+        if self._updater is None:
+            raise ProtocolError("there is no weight buffer: call init_weight_buffer first")
+        self._updater.run()
 
     def forget_version(self) -> None:
         """Take the next bundle whatever its version, as after going back to a checkpoint; until then admit nobody."""
@@ -400,6 +531,8 @@ class BasePolicy(nn.Module, ABC):
 
     def notify_update_weights(self) -> None:
         """Announce new weights; without a weight buffer they are in force already."""
+        if self._updater is not None:
+            self._updater.announce()
 
     def wait_for_weight_update_done(self, timeout: float | None = None) -> bool:
         """Wait until the latest announced weights are in force.
@@ -408,14 +541,17 @@ class BasePolicy(nn.Module, ABC):
             timeout: Seconds to wait.
 
         Returns:
-            True; without a weight buffer weights are in force when they are sent.
+            Whether they are; without a weight buffer weights are in force when they are sent.
 
         Raises:
             WeightSyncError: If the last update failed.
         """
+        done = True
+        if self._updater is not None:
+            done = self._updater.wait(timeout)
         if self._failed_update is not None:
             raise WeightSyncError(f"the last weight update failed: {self._failed_update}") from self._failed_update
-        return True
+        return done
 
     def get_param_fingerprint(self) -> dict[str, float]:
         """Give the L2 norm of each tensor that acts, by ``module.name``."""
@@ -425,6 +561,36 @@ class BasePolicy(nn.Module, ABC):
     def get_bundle_digest(self) -> tuple[int, dict[str, str]]:
         """Give the version and an exact digest of each tensor that acts: bits, dtype and shape."""
         return self.version, digests(flatten_names(self.get_trainable_parameters()))
+
+    def send_weights_ipc(self) -> Slots:
+        """Give a handle of memory that holds the weights, for a policy beside this one."""
+        self._require_init("send_weights_ipc")
+        layout = self.weight_layout()
+        if self._handed_over is None or self._handed_over.layout.key != layout.key:
+            self._handed_over = Slots.create_shared(layout)
+        self.send_weights((), self._handed_over)
+        return self._handed_over
+
+    def end_hand_over(self) -> None:
+        """Make new memory for the next handle, because another policy will get it."""
+        self._handed_over = None
+
+    def recv_weights_ipc(self, payload: Slots) -> int:
+        """Copy the weights out of memory that a policy beside this one gave; they are in force at once.
+
+        Returns:
+            Their version.
+        """
+        self._require_init("recv_weights_ipc")
+        self._check_key(payload.layout.key)
+        with self._noting_failure():
+            self._check_newer(payload.version)
+            with self._timer.measure("import"), self._gate.update():
+                self.load_state_dict(payload.views(), version=payload.version)
+                self.version = payload.version
+        self._handed_over = payload
+        payload.unlink()
+        return self.version
 
     # Checkpoints
 
@@ -459,6 +625,7 @@ class BasePolicy(nn.Module, ABC):
             if not act_only:
                 self._check_fits(state)
             check_same_layout(own, state["modules"], type(self).__name__, state["version"])
+            self._take_own_memory()
             with torch.no_grad():
                 for name, tensor in own.items():
                     tensor.copy_(state["modules"][name])
@@ -564,6 +731,7 @@ class BasePolicy(nn.Module, ABC):
         for name in [name for name, _ in self.named_children()]:
             delattr(self, name)
         self.model_list = []
+        self._layout, self._slots, self._stamp = None, None, 0
         # Networks are drawn from the global generator: lend it our seed and give it back as it was.
         with torch.random.fork_rng(devices=[]):
             if self._seed is not None:
@@ -578,6 +746,56 @@ class BasePolicy(nn.Module, ABC):
         self.training = training
         for child in self.children():
             child.train(training)
+
+    def _follow_announcement(self) -> None:
+        # Whoever waits, and the next request, is told of a failure; the updater goes on.
+        with suppress(Exception), self._noting_failure():
+            self.update_weights_from_buffer()
+
+    @contextmanager
+    def _noting_failure(self) -> Iterator[None]:
+        """Admit no request after an update that failed, until one has succeeded."""
+        try:
+            yield
+        except BaseException as error:
+            self._failed_update = error
+            raise
+        self._failed_update = None
+
+    def _check_newer(self, version: int) -> None:
+        if version < self.version:
+            raise WeightSyncError(f"weights of version {version} came after those of version {self.version}")
+
+    def _layout_of(self, tensors: NamedTensors) -> Layout:
+        if self._layout is None or not self._layout.fits(tensors):
+            self._layout = Layout.of(tensors)
+        return self._layout
+
+    def _check_key(self, key: str, bundle: Bundle | None = None, own: Layout | None = None) -> None:
+        """Compare the layout of what comes with that of this network."""
+        if key != (own or self.weight_layout()).key:
+            if bundle is not None:
+                named = flatten_names(self.get_trainable_parameters())
+                check_same_layout(named, flatten_names(bundle.views()), type(self).__name__, bundle.version)
+            raise WeightSyncError(
+                f"the weights are laid out for another network than that of {type(self).__name__} "
+                f"({self.role_type.value}): do both sides have the same configuration, and tie the same weights?"
+            )
+
+    def _may_adopt(self) -> bool:
+        """Tell whether tensors can be exchanged by pointer: no loading of the author's own, and the right device."""
+        plain = all(
+            inspect.unwrap(getattr(type(self), name)) is getattr(BasePolicy, name)
+            for name in ("load_state_dict", "get_trainable_parameters")
+        )
+        return plain and self._slots is not None and self._slots.device.type == torch.device(self.device).type
+
+    def _take_own_memory(self) -> None:
+        """Copy the tensors out of a buffer that others may act with, before anything is written into them."""
+        if self._stamp:
+            for _, _, tensor in each(self.get_trainable_parameters()):
+                tensor.data = tensor.data.clone()
+            self._stamp = 0
 
     def _require_init(self, method: str) -> None:
         if not self.is_init:

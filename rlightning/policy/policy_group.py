@@ -8,16 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from rlightning.config import PolicyConfig, TrainConfig
-from rlightning.errors import ConfigError, ProtocolError, WeightSyncError
+from rlightning.errors import ConfigError, ProtocolError, WeightSyncError, WorkerError
 from rlightning.policy.base_policy import BasePolicy, PolicyRole
 from rlightning.policy.router import NodeAffinityRouter, Router, SimpleRouter
 from rlightning.runtime import Future, WorkerHandle, as_handle, gather
 from rlightning.types import BatchedData, EnvMeta, EnvRet, PolicyResponse
 from rlightning.weights.bundle import Mismatch
-from rlightning.weights.sync import WEIGHT_SYNCS, DirectSync, WeightSync
+from rlightning.weights.sync import WEIGHT_SYNCS, ColocatedSync, Delivery, WeightSync
+from rlightning.weights.topology import build_transfer_info_for_colocated, build_transfer_info_for_disaggregated
 
 logger = logging.getLogger(__name__)
 
+_SETTLE_S = 60.0
+"""Seconds to wait for weights that were announced before others are sent."""
 _NO_LEARNER = "the group has no train policy: give one to PolicyGroup, or push one"
 
 
@@ -59,8 +62,12 @@ class PolicyGroup:
         self._env_nodes: tuple[str, ...] = ()
         self._router: Router = SimpleRouter()
         self._routes: dict[tuple[int, ...], list[tuple[WorkerHandle, list[int]]]] = {}
-        self._weight_sync: WeightSync = DirectSync()
-        self._pushed_version: int | None = None
+        self._is_colocated = False
+        self._strategy = "None"
+        self._weight_sync: WeightSync | None = None
+        self._is_settled = True  # whether announced weights are known to be in force
+        self._sent_version = -1
+        self._announced_version: int | None = None
 
     # Who is there
 
@@ -113,16 +120,14 @@ class PolicyGroup:
 
     def init_placement_info(self, is_colocated: bool = False) -> None:
         """Find out which policy lives on which node; fills ``placement_info``."""
-        if is_colocated:
-            raise ConfigError("cluster.is_colocated: colocated policies are not in this version; set it to false")
-        self.placement_info = {}
-        for kind, handles in (("train_policies", self._learners), ("eval_policies", self._actors)):
-            for handle in handles:
-                entry = self.placement_info.setdefault(handle.info().node, {"train_policies": [], "eval_policies": []})
-                entry[kind].append(handle.target)
+        self._is_colocated, self._weight_sync = is_colocated, None
+        self.placement_info = {
+            node: {kind: [handle.target for handle in handles] for kind, handles in held.items()}
+            for node, held in self._placement().items()
+        }
 
     def init_weight_buffer(self) -> None:
-        """Create the weight buffers of the strategy; for "None" there are none.
+        """Choose the way of ``policy.weight_buffer.buffer_strategy``; the buffers are made before the first transfer.
 
         Raises:
             ValueError: If the strategy is not known.
@@ -130,10 +135,9 @@ class PolicyGroup:
         strategy = self.config.weight_buffer.buffer_strategy
         if strategy not in WEIGHT_SYNCS:
             raise ConfigError(
-                f"policy.weight_buffer.buffer_strategy: {strategy!r} is not in this version; set it to "
-                f"{' or '.join(WEIGHT_SYNCS)}"
+                f"policy.weight_buffer.buffer_strategy: {strategy!r} is none of {', '.join(WEIGHT_SYNCS)}"
             )
-        self._weight_sync = WEIGHT_SYNCS[strategy]()
+        self._strategy, self._weight_sync = strategy, None
 
     def init_router(self, env_nodes: Sequence[str]) -> None:
         """Build the router of ``policy.router_type``.
@@ -228,28 +232,61 @@ class PolicyGroup:
     # Weights
 
     def sync_weights(self) -> int:
-        """Bring the learner's weights to every eval policy; they are in force when this returns.
+        """Bring the learners' weights to every eval policy and announce them.
+
+        Without a weight buffer they are in force when this returns, else after ``wait_for_eval_weight_update``.
 
         Returns:
-            The version that is in force; -1 without eval policies.
+            Their version; -1 without eval policies.
 
         Raises:
-            WorkerError: If an eval policy refused; its cause says why.
+            WorkerError: If a policy failed or refused; its cause says why. The weights are not announced then.
         """
-        self._pushed_version = self._weight_sync.push(self._learner(), self._actors, self._timeout_s)
-        return -1 if self._pushed_version is None else self._pushed_version
+        version = self.send_weights()
+        self.notify_update_weights()
+        return version
+
+    def send_weights(self) -> int:
+        """Bring the learners' weights to the buffers of the eval policies, by the transfer plan.
+
+        Returns:
+            Their version; -1 without eval policies.
+        """
+        self._learner()
+        if not self._actors:
+            return -1
+        if self._weight_sync is None:
+            self._weight_sync = self._make_weight_sync()
+            self._weight_sync.prepare(self._timeout_s)
+        self._settle()
+        self._sent_version = self._weight_sync.send(self._timeout_s)
+        return self._sent_version
+
+    def notify_update_weights(self) -> None:
+        """Tell the eval policies to act with the weights that were sent last."""
+        if self._weight_sync is not None:
+            self._is_settled = False
+            self._weight_sync.announce(self._timeout_s)
+            self._announced_version = self._sent_version
 
     @property
     def version(self) -> int | None:
-        """The version that all eval policies act with; None before the first ``sync_weights``."""
-        return self._pushed_version
+        """The version that was announced to all eval policies; None before the first ``sync_weights``."""
+        return self._announced_version
 
     def wait_for_eval_weight_update(self, timeout: float = 60.0) -> None:
-        """Wait until announced weights are in force; without a weight buffer they are when they are sent."""
-        done = self._all(self._actors, BasePolicy.wait_for_weight_update_done, timeout)
-        if not all(done):
-            late = [handle.name for handle, ok in zip(self._actors, done, strict=True) if not ok]
+        """Wait until announced weights are in force; without a weight buffer they are when they are sent.
+
+        Raises:
+            WorkerError: If the update of an eval policy failed; its cause says why.
+            WeightSyncError: If it takes longer than ``timeout`` seconds; names the policies.
+        """
+        if self._weight_sync is None:
+            return
+        late = self._weight_sync.wait(timeout)
+        if late:
             raise WeightSyncError(f"new weights are not in force after {timeout} s at {', '.join(late)}")
+        self._is_settled = True
 
     def verify_eval_weight_consistency(self, rtol: float = 1e-3) -> bool:
         """Compare what every eval policy acts with with the first train policy's weights.
@@ -311,8 +348,7 @@ class PolicyGroup:
                 f"{len(self._actors)}: set cluster.eval_worker_num={len(state['eval'])}"
             )
         self._all(self._learners, BasePolicy.load_training_state, state["train"])
-        self._all(self._actors, BasePolicy.forget_version)
-        self.sync_weights()
+        self._push_anew()
         calls = [
             handle.call(BasePolicy.load_generators, own)
             for handle, own in zip(self._actors, state["eval"], strict=True)
@@ -322,8 +358,7 @@ class PolicyGroup:
     def load_weights(self, state: dict[str, Any]) -> int:
         """Take just what acts from what ``get_training_state`` gave, and bring it to the eval policies."""
         self._learner().call(BasePolicy.load_training_state, state["train"], act_only=True).result(self._timeout_s)
-        self._all(self._actors, BasePolicy.forget_version)
-        return self.sync_weights()
+        return self._push_anew()
 
     def seed_evaluation(self, seed: int) -> None:
         """Let the sampling of the next evaluation follow from a seed; each eval policy draws differently."""
@@ -369,8 +404,53 @@ class PolicyGroup:
     def _all(self, handles: Sequence[WorkerHandle], method: Any, *args: Any) -> list[Any]:
         return gather([handle.call(method, *args) for handle in handles], self._timeout_s)
 
+    def _placement(self) -> dict[str, dict[str, list[WorkerHandle]]]:
+        """List the policies by node."""
+        placement: dict[str, dict[str, list[WorkerHandle]]] = {}
+        for kind, handles in (("train_policies", self._learners), ("eval_policies", self._actors)):
+            for handle in handles:
+                entry = placement.setdefault(handle.info().node, {"train_policies": [], "eval_policies": []})
+                entry[kind].append(handle)
+        return placement
+
+    def _make_weight_sync(self) -> WeightSync:
+        """Turn the strategy and the placement into an object that knows who sends what to whom."""
+        if self._is_colocated:
+            pairs = build_transfer_info_for_colocated(self._learners, self._actors)["all"]
+            return ColocatedSync(
+                [Delivery(pair["sender"], (pair["receiver"],), (pair["receiver"],), True) for pair in pairs]
+            )
+        placement = self._placement()
+        router_map, transfer_info = build_transfer_info_for_disaggregated(placement, self._strategy)
+        deliveries = [
+            Delivery(
+                item["sender"], tuple(item["receiver"]), tuple(placement[target]["eval_policies"]), item["intra_node"]
+            )
+            for node, targets in router_map.items()
+            for target, item in zip(targets, transfer_info[node], strict=True)
+        ]
+        return WEIGHT_SYNCS[self._strategy](deliveries)
+
+    def _settle(self) -> None:
+        """Wait until nobody acts with the slots that come next; who failed to update acts with nothing."""
+        if self._is_settled:
+            return
+        try:
+            self.wait_for_eval_weight_update(self._timeout_s or _SETTLE_S)
+        except WorkerError as error:
+            if not isinstance(error.__cause__, WeightSyncError):
+                raise
+
+    def _push_anew(self) -> int:
+        """Bring weights that may have a lower version than those in force, as after going back to a checkpoint."""
+        self._all(self._actors, BasePolicy.forget_version)
+        version = self.sync_weights()
+        self.wait_for_eval_weight_update()
+        return version
+
     def _reroute(self) -> None:
         """Take note of a change of the eval policies or of the env workers."""
+        self._weight_sync, self._is_settled = None, True
         if self.config.router_type == "node_affinity" and self._env_nodes and self._actors:
             self._router = NodeAffinityRouter(self._env_nodes, [handle.info().node for handle in self._actors])
         self._routes.clear()

@@ -1,5 +1,7 @@
 """How weights get from those who learn to those who act."""
 
-from rlightning.weights.bundle import Bundle, Mismatch, NamedTensors, digests, flatten_names, pack
+from rlightning.weights.bundle import Bundle, BundlePart, Mismatch, digests, flatten_names, pack
+from rlightning.weights.layout import Layout, NamedTensors
+from rlightning.weights.slots import Slots
 
-__all__ = ["Bundle", "Mismatch", "NamedTensors", "digests", "flatten_names", "pack"]
+__all__ = ["Bundle", "BundlePart", "Layout", "Mismatch", "NamedTensors", "Slots", "digests", "flatten_names", "pack"]

@@ -2,74 +2,80 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+import xxhash
 
 from rlightning.errors import WeightSyncError
-
-NamedTensors = dict[str, dict[str, torch.Tensor]]
-"""Module name -> tensor name -> tensor."""
+from rlightning.weights.layout import Layout, NamedTensors, as_bytes, copy_all
 
 _WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.")
 
 
 @dataclass(frozen=True, slots=True)
-class TensorSpec:
-    """Where a tensor lies in a bundle, and what it is.
-
-    Attributes:
-        module, name: Its two names.
-        dtype: Its dtype, without the ``torch.`` in front.
-        shape: Its shape.
-    """
-
-    module: str
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Bundle:
-    """A versioned copy of all that acts, one flat array of bytes per dtype.
+    """A versioned copy of all that acts, as one flat array of bytes.
 
-    Few large arrays travel faster than many small ones, and numpy arrays cross processes without being pickled.
+    One large array travels faster than many small ones, and numpy arrays cross processes without being pickled.
 
     Attributes:
         version: Training steps that made it; 0 is the initial state.
-        specs: The tensors in their order.
-        flat: dtype -> the tensors of that dtype, one after the other, as bytes.
+        layout: Which tensors lie where.
+        flat: The bytes, [layout.num_bytes].
     """
 
     version: int
-    specs: tuple[TensorSpec, ...]
-    flat: dict[str, np.ndarray[Any, np.dtype[np.uint8]]]
+    layout: Layout
+    flat: np.ndarray[Any, np.dtype[np.uint8]]
 
     @property
     def num_bytes(self) -> int:
         """Size of the payload in bytes."""
-        return sum(array.nbytes for array in self.flat.values())
+        return self.flat.nbytes
+
+    def views(self) -> NamedTensors:
+        """Give the tensors without a copy, to be read while the bundle is held."""
+        return self.layout.views(as_bytes(self.flat))
 
     def unpack(self) -> NamedTensors:
-        """Cut the flat arrays into named tensors; they are views where the memory may be written."""
-        tensors: NamedTensors = {}
-        rows: dict[str, torch.Tensor] = {}
-        for dtype, array in self.flat.items():
-            owned = array if array.flags.writeable else array.copy()
-            kind = getattr(torch, dtype)
-            # An array of no bytes has no strides that torch could take for another dtype.
-            rows[dtype] = torch.from_numpy(owned).view(kind) if owned.size else torch.empty(0, dtype=kind)
-        places = dict.fromkeys(rows, 0)
-        for spec in self.specs:
-            start = places[spec.dtype]
-            stop = places[spec.dtype] = start + int(np.prod(spec.shape, dtype=np.int64))
-            tensors.setdefault(spec.module, {})[spec.name] = rows[spec.dtype][start:stop].view(spec.shape)
-        return tensors
+        """Give the tensors to be written too: views where the memory may be written, else a copy."""
+        owned = self.flat if self.flat.flags.writeable else self.flat.copy()
+        return self.layout.views(torch.from_numpy(owned))
+
+
+@dataclass(frozen=True, slots=True)
+class BundlePart:
+    """Some of the bytes of a bundle.
+
+    Attributes:
+        version: Version of the bundle.
+        key: Key of its layout.
+        index: Which part it is.
+        flat: The bytes.
+    """
+
+    version: int
+    key: str
+    index: int
+    flat: np.ndarray[Any, np.dtype[np.uint8]]
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the payload in bytes."""
+        return self.flat.nbytes
+
+
+def split(bundle: Bundle, count: int) -> list[BundlePart]:
+    """Cut a bundle into parts of nearly equal size; they are views."""
+    ranges = bundle.layout.parts(count)
+    return [
+        BundlePart(bundle.version, bundle.layout.key, index, bundle.flat[start:stop])
+        for index, (start, stop) in enumerate(ranges)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,17 +97,18 @@ class Mismatch:
         return f"eval[{self.policy}] {self.name}: {self.actual}, the learner has {self.expected}"
 
 
-def pack(tensors: Mapping[str, Mapping[str, torch.Tensor]], version: int) -> Bundle:
-    """Copy named tensors into a bundle; later training does not change it."""
-    specs: list[TensorSpec] = []
-    by_dtype: dict[str, list[torch.Tensor]] = {}
-    for module, named in tensors.items():
-        for name, tensor in named.items():
-            dtype = str(tensor.dtype).removeprefix("torch.")
-            specs.append(TensorSpec(module, name, dtype, tuple(tensor.shape)))
-            by_dtype.setdefault(dtype, []).append(tensor.detach().reshape(-1))
-    flat = {dtype: torch.cat(pieces).cpu().view(torch.uint8).numpy() for dtype, pieces in by_dtype.items()}
-    return Bundle(version, tuple(specs), flat)
+def pack(tensors: Mapping[str, Mapping[str, torch.Tensor]], version: int, layout: Layout | None = None) -> Bundle:
+    """Copy named tensors into a bundle; later training does not change it.
+
+    Args:
+        tensors: What acts.
+        version: Its version.
+        layout: Its layout, where it is known; it must fit.
+    """
+    layout = layout if layout is not None else Layout.of(tensors)
+    flat = np.zeros(layout.num_bytes, np.uint8)
+    copy_all(layout.views(torch.from_numpy(flat)), tensors)
+    return Bundle(version, layout, flat)
 
 
 def strip_wrappers(name: str) -> str:
@@ -142,11 +149,14 @@ def check_same_layout(
 
 
 def digests(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
-    """Hash each tensor: its bits, its dtype and its shape."""
+    """Hash each tensor: its bits, its dtype and its shape.
+
+    XXH3 with 128 bits takes less time than a copy. It finds accidents, not forgeries.
+    """
     result = {}
     for name, tensor in tensors.items():
         flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        digest = hashlib.blake2b(flat.numpy().data, digest_size=16)
+        digest = xxhash.xxh3_128(flat.numpy().data)
         digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
         result[name] = digest.hexdigest()
     return result

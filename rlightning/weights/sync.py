@@ -1,63 +1,281 @@
-"""Ways to bring a bundle from a learner to those who act, by ``policy.weight_buffer.buffer_strategy``."""
+"""Ways to bring weights from the learners to those who act, by ``policy.weight_buffer.buffer_strategy``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from rlightning.errors import WeightSyncError
-from rlightning.runtime import WorkerHandle, gather
-from rlightning.weights.bundle import Bundle
+from rlightning.runtime import Future, WorkerHandle, gather, wait
+from rlightning.weights.bundle import Bundle, BundlePart
+from rlightning.weights.slots import Slots
+
+CHANNEL = "weights"
+"""Channel of eval policies on which weights come in while rollouts go on."""
+_GRACE_S = 10.0
+"""Seconds beyond a time limit that its answer may take to get here."""
 
 
 class Sender(Protocol):
-    """A worker that has weights to give."""
+    """A worker that has weights to give; see ``BasePolicy``."""
 
-    def export_bundle(self) -> Bundle:
-        """Copy all that acts, with its version."""
+    def send_weights(self, receivers: Sequence[Any] = (), shared_weight_buffer: Slots | None = None) -> Bundle | int:
+        """Give the weights, or write them into a shared buffer."""
+
+    def send_weight_parts(self, count: int) -> list[BundlePart]:
+        """Give the weights in parts."""
+
+    def map_weight_buffer(self, shared_weight_buffer: Slots) -> None:
+        """Map a shared buffer of this node."""
+
+    def send_weights_ipc(self) -> Slots:
+        """Give a handle of memory that holds the weights."""
+
+    def end_hand_over(self) -> None:
+        """Make new memory for the next handle."""
 
 
 class Receiver(Protocol):
-    """A worker that acts with weights of somebody else."""
+    """A worker that acts with weights of somebody else; see ``BasePolicy``."""
 
-    def import_bundle(self, bundle: Bundle) -> int:
-        """Put a bundle in force between two requests; returns its version."""
+    def init_weight_buffer(self, shared_weight_buffer: Slots | None = None) -> None:
+        """Let weights go into a buffer first."""
+
+    def share_weight_buffer(self, parts: int = 1) -> Slots:
+        """Make a buffer for all policies of this node."""
+
+    def unlink_weight_buffer(self) -> None:
+        """Say that all have mapped the buffer."""
+
+    def recv_weights(self, payload: Bundle | BundlePart) -> int:
+        """Take weights."""
+
+    def recv_weights_ipc(self, payload: Slots) -> int:
+        """Take weights by a handle of memory."""
+
+    def notify_update_weights(self) -> None:
+        """Announce new weights."""
+
+    def wait_for_weight_update_done(self, timeout: float | None = None) -> bool:
+        """Wait until they are in force."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """What one sender brings to one node.
+
+    Attributes:
+        sender: A learner.
+        receivers: Who receives there, on behalf of all actors of the node.
+        actors: All eval policies of the node.
+        intra_node: Whether it is the sender's own node.
+    """
+
+    sender: WorkerHandle
+    receivers: tuple[WorkerHandle, ...]
+    actors: tuple[WorkerHandle, ...]
+    intra_node: bool
 
 
 class WeightSync(Protocol):
-    """Brings the weights of one sender to receivers."""
+    """Brings the weights of learners to eval policies; ``prepare`` comes first, and again when policies come or go."""
 
-    def push(self, sender: WorkerHandle, receivers: Sequence[WorkerHandle], timeout_s: float | None) -> int | None:
-        """Send.
+    def prepare(self, timeout_s: float | None) -> None:
+        """Make the buffers."""
 
-        Args:
-            sender: The learner.
-            receivers: The eval policies.
-            timeout_s: Seconds that it may take; None is no limit.
+    def send(self, timeout_s: float | None) -> int:
+        """Bring the weights to where they are put in force from.
 
         Returns:
-            The version that every receiver has; None without receivers.
+            Their version.
 
         Raises:
-            WorkerError: If a receiver refused; its cause says why.
-            WeightSyncError: If receivers ended up with different versions.
+            WorkerError: If a policy failed or refused; its cause says why. What was in force stays in force.
+            WeightSyncError: If the senders have different versions.
         """
+
+    def announce(self, timeout_s: float | None) -> None:
+        """Tell the eval policies, which then put the weights in force between two requests."""
+
+    def wait(self, timeout_s: float | None) -> list[str]:
+        """Wait until they are in force everywhere; names the policies that are late."""
 
 
 class DirectSync:
-    """Straight in: the weights are in force everywhere when the call returns.
+    """Straight in ("None"): the weights are in force everywhere when ``send`` returns.
 
-    The bundle is handed on unopened: by hand within a process, by Ray's object store elsewhere, where it is stored once
-    per node however many receivers are there.
+    They are handed on unopened: by reference within a process, by Ray's object store elsewhere, where they are stored
+    once per node however many receivers are there.
     """
 
-    def push(self, sender: WorkerHandle, receivers: Sequence[WorkerHandle], timeout_s: float | None) -> int | None:
-        bundle = sender.call(Sender.export_bundle)
-        versions = gather([receiver.call(Receiver.import_bundle, bundle) for receiver in receivers], timeout_s)
-        if len(set(versions)) > 1:
-            raise WeightSyncError(f"one push left different versions in force: {versions}")
-        return versions[0] if versions else None
+    def __init__(self, deliveries: Sequence[Delivery]) -> None:
+        self._deliveries = list(deliveries)
+
+    def prepare(self, timeout_s: float | None) -> None:
+        """Nothing to make."""
+
+    def send(self, timeout_s: float | None) -> int:
+        payloads = _Payloads()
+        calls = [
+            receiver.channel(CHANNEL).call(Receiver.recv_weights, payloads.of(delivery))
+            for delivery in self._deliveries
+            for receiver in delivery.receivers
+        ]
+        return _same_version(gather(calls, timeout_s))
+
+    def announce(self, timeout_s: float | None) -> None:
+        """Nothing to tell."""
+
+    def wait(self, timeout_s: float | None) -> list[str]:
+        """Nothing to wait for."""
+        return []
 
 
-WEIGHT_SYNCS: dict[str, Callable[[], WeightSync]] = {"None": DirectSync}
+class ColocatedSync(DirectSync):
+    """From each learner into the eval policy beside it, by a handle of the memory and not by the bytes."""
+
+    def prepare(self, timeout_s: float | None) -> None:
+        gather([delivery.sender.call(Sender.end_hand_over) for delivery in self._deliveries], timeout_s)
+
+    def send(self, timeout_s: float | None) -> int:
+        calls = [
+            receiver.channel(CHANNEL).call(Receiver.recv_weights_ipc, delivery.sender.call(Sender.send_weights_ipc))
+            for delivery in self._deliveries
+            for receiver in delivery.receivers
+        ]
+        return _same_version(gather(calls, timeout_s))
+
+
+class DoubleSync:
+    """Two slots per eval policy ("Double"): new weights come in while rollouts go on, and pointers are exchanged."""
+
+    def __init__(self, deliveries: Sequence[Delivery]) -> None:
+        self._deliveries = list(deliveries)
+
+    def prepare(self, timeout_s: float | None) -> None:
+        actors = [actor for delivery in self._deliveries for actor in delivery.actors]
+        gather([actor.call(Receiver.init_weight_buffer) for actor in actors], timeout_s)
+
+    def send(self, timeout_s: float | None) -> int:
+        payloads = _Payloads()
+        calls = [
+            receiver.channel(CHANNEL).call(Receiver.recv_weights, payloads.of(delivery))
+            for delivery in self._deliveries
+            for receiver in delivery.receivers
+        ]
+        return _same_version(gather(calls, timeout_s))
+
+    def announce(self, timeout_s: float | None) -> None:
+        gather(
+            [
+                actor.channel(CHANNEL).call(Receiver.notify_update_weights)
+                for delivery in self._deliveries
+                for actor in delivery.actors
+            ],
+            timeout_s,
+        )
+
+    def wait(self, timeout_s: float | None) -> list[str]:
+        return _late(self._deliveries, timeout_s)
+
+
+class SharedSync(DoubleSync):
+    """Two slots per node ("Shared"): all eval policies of a node act with the same memory.
+
+    A learner of the node writes into it itself, so that a push costs one copy however many act; to other nodes the
+    weights travel once, and the first eval policy there writes them.
+    """
+
+    def __init__(self, deliveries: Sequence[Delivery]) -> None:
+        super().__init__(deliveries)
+        self._buffers: list[Slots] = []
+
+    def prepare(self, timeout_s: float | None) -> None:
+        makers = [(delivery.actors[0], self._parts(delivery)) for delivery in self._deliveries]
+        self._buffers = gather([maker.call(Receiver.share_weight_buffer, parts) for maker, parts in makers], timeout_s)
+        try:
+            gather(
+                [
+                    actor.call(Receiver.init_weight_buffer, buffer)
+                    for delivery, buffer in zip(self._deliveries, self._buffers, strict=True)
+                    for actor in delivery.actors
+                ]
+                + [
+                    delivery.sender.call(Sender.map_weight_buffer, buffer)
+                    for delivery, buffer in zip(self._deliveries, self._buffers, strict=True)
+                    if delivery.intra_node
+                ],
+                timeout_s,
+            )
+        finally:
+            gather([delivery.actors[0].call(Receiver.unlink_weight_buffer) for delivery in self._deliveries], timeout_s)
+
+    def send(self, timeout_s: float | None) -> int:
+        payloads = _Payloads()
+        calls: list[Future[Any]] = []
+        for delivery, buffer in zip(self._deliveries, self._buffers, strict=True):
+            if delivery.intra_node:
+                calls.append(delivery.sender.call(Sender.send_weights, (), buffer))
+            else:
+                first = delivery.receivers[0].channel(CHANNEL)
+                calls.append(first.call(Receiver.recv_weights, payloads.of(delivery)))
+        return _same_version(gather(calls, timeout_s))
+
+    def _parts(self, delivery: Delivery) -> int:
+        return 1
+
+
+class ShardedSync(SharedSync):
+    """Two slots per node, written in parts ("Sharded"): each eval policy of a node receives one part of the bytes."""
+
+    def send(self, timeout_s: float | None) -> int:
+        calls: list[Future[Any]] = []
+        for delivery in self._deliveries:
+            count = len(delivery.receivers)
+            if count == 1:
+                parts = [delivery.sender.call(Sender.send_weights, ("all",))]
+            else:
+                parts = delivery.sender.call_split(count, Sender.send_weight_parts, count)
+            for receiver, part in zip(delivery.receivers, parts, strict=True):
+                calls.append(receiver.channel(CHANNEL).call(Receiver.recv_weights, part))
+        return _same_version(gather(calls, timeout_s))
+
+    def _parts(self, delivery: Delivery) -> int:
+        return len(delivery.receivers)
+
+
+class _Payloads:
+    """Asks each sender once, however many nodes it serves."""
+
+    def __init__(self) -> None:
+        self._futures: dict[int, Future[Any]] = {}
+
+    def of(self, delivery: Delivery) -> Future[Any]:
+        key = id(delivery.sender)
+        if key not in self._futures:
+            self._futures[key] = delivery.sender.call(Sender.send_weights, ("all",))
+        return self._futures[key]
+
+
+def _same_version(versions: Sequence[int]) -> int:
+    if len(set(versions)) > 1:
+        raise WeightSyncError(f"one push brought different versions: {versions}; have all learners trained alike?")
+    return versions[0]
+
+
+def _late(deliveries: Sequence[Delivery], timeout_s: float | None) -> list[str]:
+    actors = [actor for delivery in deliveries for actor in delivery.actors]
+    calls = [actor.channel(CHANNEL).call(Receiver.wait_for_weight_update_done, timeout_s) for actor in actors]
+    # All must have answered before a failure of one is raised: then nobody acts with the older of two slots any more.
+    wait(calls, len(calls), None if timeout_s is None else timeout_s + _GRACE_S)
+    return [actor.name for actor, done in zip(actors, gather(calls), strict=True) if not done]
+
+
+WEIGHT_SYNCS: dict[str, Callable[[Sequence[Delivery]], WeightSync]] = {
+    "None": DirectSync,
+    "Double": DoubleSync,
+    "Shared": SharedSync,
+    "Sharded": ShardedSync,
+}
 """Ways by name."""

@@ -60,8 +60,7 @@ def test_every_option_has_a_meaning_under_it(config_reference):
         "  <br>*text; required*",
         "`max_grad_norm`\n: Gradients are scaled down to this global L2 norm; null leaves them.\n"
         "  <br>*number > 0, or `null`; default `0.5`*",
-        '`buffer_strategy`\n: "None": weights go straight in, between two requests.\n'
-        "  <br>*`None` or `Double` or `Shared` or `Sharded`; default `None`*",
+        "`parallel`\n: ",
         "## `env[]`\n",
         "## `policy.algo_cfg` of ppo\n",
     ],

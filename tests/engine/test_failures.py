@@ -23,7 +23,7 @@ def _all_envs_are_closed():
         ("postprocess", "eval[0]", "_postprocess"),
         ("update_dataset", "train[0]", "_update_dataset"),
         ("train", "train[0]", "_train"),
-        ("load_state_dict", "eval[0]", "import_bundle"),
+        ("load_state_dict", "eval[0]", "recv_weights"),
     ],
 )
 def test_a_failure_of_a_policy_in_any_phase(where, worker, method):

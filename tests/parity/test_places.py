@@ -13,7 +13,7 @@ MIXED = {
 }
 
 
-def cart_pole(seed=7, **places):
+def cart_pole(seed=7, strategy="None", eval_worker_num=2, **places):
     """PPO with all that has a state of its own: normaliser, reward scaling, schedules, 2 x 4 envs, 2 eval policies."""
     return Config(
         seed=seed,
@@ -22,10 +22,11 @@ def cart_pole(seed=7, **places):
             model_cfg={"normalize_observation": True},
             algo_cfg={"scale_reward": True, "clip_schedule": "linear"},
             optim_cfg={"schedule": "linear"},
+            weight_buffer={"buffer_strategy": strategy, "verify_interval": 1},
             **CHEAP,
         ),
         train=TrainConfig(max_epochs=10, max_rollout_steps=16, batch_size=32),
-        cluster=ClusterConfig(eval_worker_num=2, **places),
+        cluster=ClusterConfig(eval_worker_num=eval_worker_num, **places),
     )
 
 
@@ -91,6 +92,31 @@ def test_with_some_workers_remote_nothing_differs(here, ray_cluster, places):
     mixed = run(cart_pole(**places), EPOCHS)
     assert mixed["rows"] == here["rows"]
     assert anywhere(mixed) == anywhere(here)
+
+
+@pytest.mark.parametrize("strategy", ["Double", "Shared", "Sharded"])
+def test_the_way_that_weights_take_changes_nothing(here, strategy):
+    assert run(cart_pole(strategy=strategy), EPOCHS) == here
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("strategy", ["Double", "Shared", "Sharded"])
+def test_the_way_that_weights_take_between_processes_changes_nothing(here, ray_cluster, strategy):
+    remote = run(cart_pole(strategy=strategy, **REMOTE), EPOCHS)
+    assert remote["rows"] == here["rows"]
+    assert anywhere(remote) == anywhere(here)
+
+
+@pytest.mark.parametrize("places", [{}, pytest.param(REMOTE, marks=[pytest.mark.ray, pytest.mark.slow])])
+def test_colocated_policies_give_the_same_numbers(request, places):
+    if places:
+        request.getfixturevalue("ray_cluster")
+    here = run(cart_pole(eval_worker_num=1), 2)
+    beside = run(cart_pole(eval_worker_num=1, is_colocated=True, **places), 2)
+    assert beside["rows"] == here["rows"]
+    assert anywhere(beside) == anywhere(here)
 
 
 @pytest.mark.ray

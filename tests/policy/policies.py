@@ -146,3 +146,67 @@ class RolloutOnly:
 
     def get_calls(self):
         return self.calls
+
+
+class BreakingTensors(nn.Module):
+    """One of its tensors can be told to have no values when it is read next."""
+
+    breaks = False
+
+    def state_dict(self, *args, **kwargs):
+        state = super().state_dict(*args, **kwargs)
+        if self.breaks:
+            self.breaks = False
+            state["t100"] = state["t100"].detach().to("meta")
+        return state
+
+
+class Numbered(Bare):
+    """200 tensors, parameters and buffers, all filled with the number of the training steps."""
+
+    def construct_network(self, env_meta, *args, **kwargs):
+        self.tensors = BreakingTensors()
+        for i in range(200):
+            value = torch.zeros(3, i % 5 + 1)
+            if i % 2:
+                self.tensors.register_parameter(f"t{i}", nn.Parameter(value))
+            else:
+                self.tensors.register_buffer(f"t{i}", value)
+
+    def rollout_step(self, env_ret):
+        state = self.tensors.state_dict()
+        numbers = torch.stack([state[name].flatten()[0] for name in sorted(state)])
+        rows = len(env_ret.reward)
+        return PolicyResponse(torch.zeros(rows), extras={"numbers": numbers.repeat(rows, 1)})
+
+    def train(self, *args, **kwargs):
+        with torch.no_grad():
+            for _, tensor in sorted(self.tensors.state_dict(keep_vars=True).items()):
+                tensor += 1
+        return {}
+
+    def fail_next_export(self):
+        """Fail half way through the copy: tensor 100 of 200 has no values."""
+        self.weight_layout()
+        self.tensors.breaks = True
+
+    def flip_one_bit(self):
+        self.tensors.t7.data[0, 0].view(torch.int32).bitwise_xor_(1)
+
+
+class OwnLoading(Numbered):
+    """Loads weights in its own way."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.loads, self.refuses = 0, False
+
+    def load_state_dict(self, state_dict, *args, **kwargs):
+        self.loads += 1
+        if self.refuses:
+            self.refuses = False
+            raise OSError("this cannot be loaded")
+        super().load_state_dict(state_dict, *args, **kwargs)
+
+    def fail_next_loading(self):
+        self.refuses = True

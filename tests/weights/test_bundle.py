@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlightning.errors import WeightSyncError
-from rlightning.weights import Bundle, Mismatch, digests, flatten_names, pack
+from rlightning.weights import Mismatch, digests, flatten_names, pack
 from rlightning.weights.bundle import check_same_layout, strip_wrappers
 
 DTYPES = [
@@ -73,7 +73,8 @@ def test_any_mixture_of_dtypes_and_shapes_comes_back_and_its_size_is_that_of_its
     bundle = pack(tensors, version)
     assert digests(flatten_names(bundle.unpack())) == digests(flatten_names(tensors))
     sizes = [tensor.nbytes for named in tensors.values() for tensor in named.values()]
-    assert bundle.num_bytes == sum(sizes)
+    # Each tensor starts at a multiple of 64 bytes.
+    assert sum(sizes) <= bundle.num_bytes <= sum(sizes) + 64 * len(sizes)
 
 
 def test_later_training_does_not_change_a_bundle():
@@ -85,14 +86,14 @@ def test_later_training_does_not_change_a_bundle():
 
 def test_a_bundle_in_memory_that_may_not_be_written_is_unpacked_without_a_warning_and_owned():
     bundle = pack({"net": {"weight": torch.ones(3)}}, 0)
-    bundle.flat["float32"].flags.writeable = False
+    bundle.flat.flags.writeable = False
     bundle.unpack()["net"]["weight"] += 1
     assert bundle.unpack()["net"]["weight"].tolist() == [1, 1, 1]
 
 
 def test_nothing_makes_an_empty_bundle():
     assert pack({}, 0).unpack() == {}
-    assert Bundle(0, (), {}).num_bytes == 0
+    assert pack({}, 0).num_bytes == 0
 
 
 @pytest.mark.parametrize("name", [name for name, tensor in flatten_names(every_kind()).items() if tensor.numel()])

@@ -1,0 +1,136 @@
+"""Where named tensors lie in one flat run of bytes."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+
+NamedTensors = dict[str, dict[str, torch.Tensor]]
+"""Module name -> tensor name -> tensor."""
+
+ALIGNMENT = 64
+"""Bytes that each tensor starts at a multiple of: a cache line, and what vectorised kernels like best."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A tensor and its place.
+
+    Attributes:
+        module, name: Its two names.
+        dtype: Its dtype, without the ``torch.`` in front.
+        shape: Its shape.
+        start: Byte that it starts at; tied tensors share it.
+        num_bytes: Its size.
+    """
+
+    module: str
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The places of all tensors that act.
+
+    Attributes:
+        specs: The tensors in their order.
+        num_bytes: Size of the whole, gaps included.
+        key: Short name of exactly this layout; two sides that have the same one may exchange bytes.
+    """
+
+    specs: tuple[TensorSpec, ...]
+    num_bytes: int
+    key: str = field(compare=False)
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> Layout:
+        """Lay out named tensors; those that share their memory (tied weights) share their place."""
+        specs: list[TensorSpec] = []
+        places: dict[Any, int] = {}
+        stop = 0
+        for module, name, tensor in each(tensors):
+            where: Any = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+            start = places.get(where) if tensor.numel() else None
+            if start is None:
+                start = places[where] = -(-stop // ALIGNMENT) * ALIGNMENT
+                stop = start + tensor.nbytes
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            specs.append(TensorSpec(module, name, dtype, tuple(tensor.shape), start, tensor.nbytes))
+        return cls.from_specs(tuple(specs))
+
+    @classmethod
+    def from_specs(cls, specs: tuple[TensorSpec, ...]) -> Layout:
+        """Complete a layout whose tensors have their places."""
+        stop = max((spec.start + spec.num_bytes for spec in specs), default=0)
+        return cls(specs, stop, xxhash.xxh3_64_hexdigest(repr(specs).encode()))
+
+    def fits(self, tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> bool:
+        """Tell whether tensors still have the names, shapes and dtypes of this layout."""
+        given = list(each(tensors))
+        return len(given) == len(self.specs) and all(
+            (spec.module, spec.name, spec.shape) == (module, name, tensor.shape)
+            and getattr(torch, spec.dtype) is tensor.dtype
+            for spec, (module, name, tensor) in zip(self.specs, given, strict=True)
+        )
+
+    def views(self, flat: torch.Tensor) -> NamedTensors:
+        """Cut bytes, [num_bytes] uint8, into the tensors; nothing is copied."""
+        tensors: NamedTensors = {}
+        for spec in self.specs:
+            tensors.setdefault(spec.module, {})[spec.name] = self._view(flat, spec)
+        return tensors
+
+    def _view(self, flat: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+        dtype = getattr(torch, spec.dtype)
+        if not spec.num_bytes:
+            return torch.empty(spec.shape, dtype=dtype, device=flat.device)
+        return flat[spec.start : spec.start + spec.num_bytes].view(dtype).view(spec.shape)
+
+    def parts(self, count: int) -> list[tuple[int, int]]:
+        """Cut the bytes into ``count`` runs of nearly equal size, [start, stop) each.
+
+        >>> Layout((), 300, "").parts(2)
+        [(0, 192), (192, 300)]
+        """
+        lines = -(-self.num_bytes // ALIGNMENT)
+        stops = [min(self.num_bytes, ALIGNMENT * (-(-lines * (part + 1) // count))) for part in range(count)]
+        return list(zip([0, *stops[:-1]], stops, strict=True))
+
+
+def each(tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> Iterator[tuple[str, str, torch.Tensor]]:
+    """List module name, tensor name and tensor of all."""
+    for module, named in tensors.items():
+        for name, tensor in named.items():
+            yield module, name, tensor
+
+
+def copy_all(
+    targets: Mapping[str, Mapping[str, torch.Tensor]], sources: Mapping[str, Mapping[str, torch.Tensor]]
+) -> None:
+    """Copy the tensors of ``sources`` into those of ``targets``, which have the same names in the same order."""
+    into = [tensor for _, _, tensor in each(targets)]
+    if into:
+        with torch.no_grad():
+            torch._foreach_copy_(into, [tensor.detach() for _, _, tensor in each(sources)])
+
+
+def as_bytes(array: np.ndarray[Any, np.dtype[np.uint8]]) -> torch.Tensor:
+    """View an array as a tensor that is only read, also where the memory may not be written.
+
+    The array must outlive the tensor. torch warns of arrays that may not be written, because it cannot keep anybody
+    from writing; bundles that come out of an object store are such arrays.
+    """
+    if array.flags.writeable or not array.size:
+        return torch.from_numpy(array)
+    memory = (ctypes.c_uint8 * array.nbytes).from_address(array.ctypes.data)
+    return torch.frombuffer(memory, dtype=torch.uint8)

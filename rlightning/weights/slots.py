@@ -1,0 +1,187 @@
+"""Two complete copies of all that acts: one in use, and one to write the next version into."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import tempfile
+import uuid
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from rlightning.errors import ProtocolError, WeightSyncError
+from rlightning.weights.layout import Layout, NamedTensors, TensorSpec
+
+_PAGE = 4096
+_SHARED_MEMORY = Path("/dev/shm")
+_MAPPED: weakref.WeakValueDictionary[str, Slots] = weakref.WeakValueDictionary()
+
+
+class Slots:
+    """Where a writer leaves new versions while readers act with the one before.
+
+    The version completed last is in *front*; the other slot, the *back*, is the writer's. A version may be written in
+    parts, by several writers; it is complete when all parts have it. A write that fails leaves the front as it is.
+
+    The memory is this process's own, or a file that several processes of one node map; then a copy sent to another
+    process (pickled) is the same memory. Who writes must know that nobody acts with the back any more.
+
+    Args:
+        layout: Of what is kept.
+        parts: Parts that a version is written in.
+        device: Torch device of memory of one's own.
+        memory: Bytes of a mapped file, as ``create_shared`` lays them out; None means memory of one's own.
+
+    Attributes:
+        layout, num_parts: The layout, and the parts that a version is written in.
+    """
+
+    def __init__(
+        self, layout: Layout, parts: int = 1, *, device: str = "cpu", memory: torch.Tensor | None = None
+    ) -> None:
+        self.layout, self.num_parts = layout, parts
+        self._path: str | None = None
+        if memory is None:
+            header = np.zeros((2, 2, parts), np.int64)
+            flats = [torch.zeros(layout.num_bytes, dtype=torch.uint8, device=device) for _ in range(2)]
+        else:
+            header = memory[: 32 * parts].view(torch.int64).view(2, 2, parts).numpy()
+            starts = [_pages(32 * parts), _pages(32 * parts) + _pages(layout.num_bytes)]
+            flats = [memory[start : start + layout.num_bytes] for start in starts]
+        self._header: np.ndarray[Any, np.dtype[np.int64]] = (
+            header  # of each slot the stamps and the versions of its parts
+        )
+        self._flats, self._views = flats, [layout.views(flat) for flat in flats]
+
+    @classmethod
+    def create_shared(cls, layout: Layout, parts: int = 1) -> Slots:
+        """Make slots that other processes of this node can map.
+
+        The file lies in memory where there is room, else in the folder for temporary files. Call ``unlink`` as soon as
+        all have mapped it; then nothing is left behind, however they end.
+        """
+        size = _pages(32 * parts) + 2 * _pages(layout.num_bytes)
+        in_memory = _SHARED_MEMORY.is_dir() and shutil.disk_usage(_SHARED_MEMORY).free > size
+        folder = _SHARED_MEMORY if in_memory else Path(tempfile.gettempdir())
+        path = folder / f"rlightning-weights-{uuid.uuid4().hex}"
+        description = json.dumps({"parts": parts, "specs": [dataclasses.astuple(spec) for spec in layout.specs]})
+        with path.open("xb") as file:
+            path.chmod(0o600)
+            file.truncate(size)
+            file.seek(size)
+            file.write(description.encode())
+            file.write(size.to_bytes(8, "little"))
+        slots = _attach(str(path))
+        for flat in slots._flats:
+            flat.zero_()  # the first touch of a page costs more than all later ones
+        return slots
+
+    def __reduce__(self) -> Any:
+        if self._path is None:
+            raise ProtocolError("these weights lie in memory of one process: make them with Slots.create_shared")
+        return _attach, (self._path,)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the memory is."""
+        return self._flats[0].device
+
+    def unlink(self) -> None:
+        """Remove the file's name; those who have mapped it keep the memory. May be called twice."""
+        if self._path is not None:
+            Path(self._path).unlink(missing_ok=True)
+
+    @property
+    def version(self) -> int:
+        """Version of the front; -1 before the first."""
+        return int(self._header[self._front, 1, 0]) if self.stamp else -1
+
+    @property
+    def stamp(self) -> int:
+        """How many versions were completed; it names the front, also where the same version was written twice."""
+        return max(self._stamps())
+
+    def views(self) -> NamedTensors:
+        """Give the front without a copy.
+
+        Raises:
+            ProtocolError: If there is none.
+        """
+        if not self.stamp:
+            raise ProtocolError("no complete weights are in the buffer yet: send them before they are used")
+        return self._views[self._front]
+
+    @contextmanager
+    def writing(self, version: int) -> Iterator[NamedTensors]:
+        """Write a whole version: yields the tensors to write into; it is complete when the block ends well."""
+        back = 1 - self._front
+        with self._stamping(back, slice(0, self.num_parts), version):
+            yield self._views[back]
+
+    def write_bytes(self, version: int, flat: torch.Tensor, part: int | None = None) -> None:
+        """Write a whole version, or one part of it, from its bytes.
+
+        Args:
+            version: Their version.
+            flat: The bytes, uint8.
+            part: Which part they are; None means all.
+        """
+        start, stop = (0, self.layout.num_bytes) if part is None else self.layout.parts(self.num_parts)[part]
+        if flat.numel() != stop - start:
+            raise WeightSyncError(f"{flat.numel()} bytes of version {version} came for a place of {stop - start}")
+        back = 1 - self._front
+        which = slice(0, self.num_parts) if part is None else slice(part, part + 1)
+        with self._stamping(back, which, version):
+            self._flats[back][start:stop].copy_(flat)
+
+    @contextmanager
+    def _stamping(self, slot: int, parts: slice, version: int) -> Iterator[None]:
+        stamp = self.stamp + 1
+        self._header[slot, 0, parts] = 0
+        yield
+        self._header[slot, 1, parts] = version
+        self._header[slot, 0, parts] = stamp
+
+    @property
+    def _front(self) -> int:
+        first, second = self._stamps()
+        return int(second > first)
+
+    def _stamps(self) -> tuple[int, int]:
+        """Give the stamp of each slot; 0 where it is not complete."""
+        first, second = (
+            stamps[0] if len(set(stamps)) == len(set(versions)) == 1 else 0
+            for stamps, versions in self._header.tolist()
+        )
+        return first, second
+
+
+def _attach(path: str) -> Slots:
+    """Map a file once per process; whoever asks again gets the same object, also when the name is gone."""
+    slots = _MAPPED.get(path)
+    if slots is None:
+        try:
+            with Path(path).open("rb") as file:
+                file.seek(-8, os.SEEK_END)
+                size = int.from_bytes(file.read(8), "little")
+                file.seek(size)
+                description = json.loads(file.read()[:-8])
+        except OSError as error:
+            raise WeightSyncError(f"the weight buffer {path} cannot be mapped (any more): {error}") from error
+        specs = tuple(TensorSpec(m, n, d, tuple(s), start, size_) for m, n, d, s, start, size_ in description["specs"])
+        memory = torch.from_file(path, shared=True, size=size, dtype=torch.uint8)
+        slots = _MAPPED[path] = Slots(Layout.from_specs(specs), description["parts"], memory=memory)
+        slots._path = path
+    return slots
+
+
+def _pages(num_bytes: int) -> int:
+    return -(-num_bytes // _PAGE) * _PAGE

@@ -1,0 +1,99 @@
+"""Which learner sends its weights to which eval policies: pure functions over a placement."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlightning.errors import ConfigError
+
+STRATEGIES = ("None", "Double", "Shared", "Sharded")
+"""Ways to keep weights at the eval policies; see ``policy.weight_buffer.buffer_strategy``."""
+
+Placement = Mapping[str, Mapping[str, Sequence[Any]]]
+"""Node -> ``{"train_policies": [...], "eval_policies": [...]}``."""
+TransferInfo = dict[str, list[dict[str, Any]]]
+"""Node of the senders -> one item per receiving node."""
+
+
+def build_transfer_info_for_colocated(train_list: Sequence[Any], eval_list: Sequence[Any]) -> TransferInfo:
+    """Pair train and eval policies by their index.
+
+    >>> build_transfer_info_for_colocated(["t0", "t1"], ["e0"])
+    {'all': [{'sender': 't0', 'receiver': 'e0'}]}
+
+    Raises:
+        ValueError: If there are fewer train than eval policies.
+    """
+    if len(train_list) < len(eval_list):
+        raise ConfigError(
+            f"{len(train_list)} train policies for {len(eval_list)} eval policies: colocated policies are pairs, so "
+            f"cluster.eval_worker_num is at most cluster.train_worker_num"
+        )
+    pairs = zip(train_list, eval_list, strict=False)
+    return {"all": [{"sender": sender, "receiver": receiver} for sender, receiver in pairs]}
+
+
+def build_transfer_info_for_disaggregated(
+    placement_info: Placement, weight_buffer_strategy: str
+) -> tuple[dict[str, list[str]], TransferInfo]:
+    """Let every node with eval policies be served by one node with train policies.
+
+    A node with both serves itself. The others are spread round robin over the nodes that have just train policies, or
+    over those with both where there are no such nodes.
+
+    Args:
+        placement_info: Who lives where.
+        weight_buffer_strategy: One of ``STRATEGIES``.
+
+    Returns:
+        Node of the senders -> receiving nodes; and node of the senders -> one item per receiving node with ``sender``
+        (the node's train policies take turns), ``receiver`` (the eval policies that are sent to) and ``intra_node``.
+        With "Shared" the first eval policy of another node receives for all of them, and nobody does on the sender's
+        own node: there the sender writes into the shared memory itself.
+
+    Raises:
+        ValueError: If there are eval policies and no train policy, or the strategy is not known.
+    """
+    if weight_buffer_strategy not in STRATEGIES:
+        raise ConfigError(f"no weight buffer strategy {weight_buffer_strategy!r}: use one of {', '.join(STRATEGIES)}")
+    trains = {node: list(held.get("train_policies", ())) for node, held in placement_info.items()}
+    evals = {node: list(held.get("eval_policies", ())) for node, held in placement_info.items()}
+    mixed = [node for node in placement_info if trains[node] and evals[node]]
+    servers = [node for node in placement_info if trains[node] and not evals[node]] or mixed
+    waiting = [node for node in placement_info if evals[node] and not trains[node]]
+    if waiting and not servers:
+        raise ConfigError("No train policy found: eval policies have nobody to get their weights from")
+    router_map: dict[str, list[str]] = {node: [node] for node in mixed}
+    for turn, node in enumerate(waiting):
+        router_map.setdefault(servers[turn % len(servers)], []).append(node)
+    transfer_info: TransferInfo = {}
+    for node, receiving in router_map.items():
+        transfer_info[node] = [
+            {
+                "sender": trains[node][turn % len(trains[node])],
+                "receiver": _receivers(evals[target], weight_buffer_strategy, target == node),
+                "intra_node": target == node,
+            }
+            for turn, target in enumerate(receiving)
+        ]
+    return router_map, transfer_info
+
+
+def transport(strategy: str, *, same_process: bool, intra_node: bool) -> str:
+    """Name the way that weights take from a sender to a node.
+
+    >>> transport("Shared", same_process=False, intra_node=True)
+    'shared memory'
+    """
+    if strategy in ("Shared", "Sharded") and not same_process:
+        if strategy == "Shared" and intra_node:
+            return "shared memory"
+        return "Ray's object store, then shared memory"
+    return "in memory" if same_process else "Ray's object store"
+
+
+def _receivers(policies: list[Any], strategy: str, intra_node: bool) -> list[Any]:
+    if strategy != "Shared":
+        return policies
+    return [] if intra_node else policies[:1]

@@ -1,0 +1,406 @@
+"""Every way of moving weights gives every eval policy the learner's, whole, announced, and verified."""
+
+import gc
+import threading
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from rlightning.config import PolicyConfig, TrainConfig, WeightBufferConfig
+from rlightning.errors import ProtocolError, WeightSyncError, WorkerError
+from rlightning.policy.base_policy import PolicyRole
+from rlightning.policy.policy_group import PolicyGroup
+from rlightning.runtime import as_handle, gather
+from rlightning.runtime.spawn import WorkerPool, WorkerSpec
+from tests.policy.policies import EveryKind, Numbered, OwnLoading, batch
+
+STRATEGIES = ["None", "Double", "Shared", "Sharded"]
+TRAIN = TrainConfig(max_epochs=1000)
+
+
+def config_for(strategy):
+    return PolicyConfig(weight_buffer=WeightBufferConfig(buffer_strategy=strategy))
+
+
+REMOTE = {"local": [False] * 4, "ray": [True] * 4, "mixed": [False, True, False, True]}
+"""Whether the learner and each of three eval policies is a process of its own."""
+
+
+@pytest.fixture(scope="module")
+def policies():
+    """A learner and three eval policies of each class in each place; shared, since processes start slowly."""
+    pool, made = WorkerPool(), {}
+
+    def get(place, cls):
+        if (place, cls) not in made:
+            roles = [PolicyRole.TRAIN, *[PolicyRole.EVAL] * 3]
+            specs = [
+                WorkerSpec(cls, (PolicyConfig(), role), f"{role.value}{i}", REMOTE[place][i], 0.01, 0.0, {"weights": 1})
+                for i, role in enumerate(roles)
+            ]
+            made[place, cls] = pool.start(specs)
+        return made[place, cls]
+
+    yield get
+    pool.stop()
+
+
+def maker(request, policies):
+    """A function that makes groups of policies as after a start, without weights."""
+    if request.param != "local":
+        request.getfixturevalue("ray_cluster")
+
+    def make(cls, strategy, actors=3, colocated=False):
+        learner, *others = policies(request.param, cls)
+        group = PolicyGroup([learner], others[:actors], config_for(strategy), seed=3, call_timeout_s=60)
+        group.init(TRAIN)
+        group.init_placement_info(is_colocated=colocated)
+        group.init_weight_buffer()
+        return group
+
+    return make
+
+
+@pytest.fixture(params=["local", pytest.param("ray", marks=pytest.mark.ray)])
+def places(request, policies):
+    return maker(request, policies)
+
+
+@pytest.fixture(params=[pytest.param("mixed", marks=pytest.mark.ray)])
+def mixed(request, policies):
+    return maker(request, policies)
+
+
+def ask(worker, method, *args):
+    return as_handle(worker).call(method, *args).result(60)
+
+
+def push(group):
+    version = group.sync_weights()
+    group.wait_for_eval_weight_update()
+    return version
+
+
+def train(group):
+    ask(group.train_list[0], Numbered._train)
+
+
+def seen(group):
+    """What each eval policy acts with: the numbers in its tensors, and the version that it reports."""
+    count = len(group.eval_list)
+    responses = gather(group.rollout_batch(batch([1] * count)).items, 60)
+    return [(sorted(set(response.extras["numbers"][0].tolist())), response.version) for response in responses]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_tensors_of_every_kind_arrive_bit_for_bit(places, strategy):
+    group = places(EveryKind, strategy)
+    assert group.compare_weights() != []  # before the first push they differ
+    push(group)
+    assert group.compare_weights() == []
+    assert group.verify_eval_weight_consistency(rtol=0.0)
+    assert group.verify_eval_weight_consistency()
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_nobody_acts_before_the_first_weights_and_all_act_with_each_new_version(places, strategy):
+    group = places(Numbered, strategy)
+    with pytest.raises(WorkerError, match="no weights have come yet"):
+        seen(group)
+    for version in range(4):
+        assert push(group) == version
+        assert group.version == version
+        assert seen(group) == [([version], version)] * 3
+        train(group)
+    # What was trained since is not in force before it is pushed.
+    assert seen(group) == [([3], 3)] * 3
+
+
+@pytest.mark.parametrize("strategy", ["Double", "Shared", "Sharded"])
+def test_what_was_sent_is_in_force_only_after_it_was_announced(places, strategy):
+    group = places(Numbered, strategy)
+    push(group)
+    train(group)
+    assert group.send_weights() == 1
+    assert seen(group) == [([0], 0)] * 3
+    assert group.version == 0
+    group.notify_update_weights()
+    group.wait_for_eval_weight_update()
+    assert seen(group) == [([1], 1)] * 3
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_push_that_fails_is_raised_not_announced_and_leaves_the_old_weights_in_force(places, strategy):
+    group = places(Numbered, strategy)
+    push(group)
+    train(group)
+    ask(group.train_list[0], Numbered.fail_next_export)
+    with pytest.raises(WorkerError, match="Cannot copy out of meta tensor"):
+        group.sync_weights()
+    group.wait_for_eval_weight_update()
+    assert (seen(group), group.version) == ([([0], 0)] * 3, 0)
+    train(group)
+    assert push(group) == 2
+    assert seen(group) == [([2], 2)] * 3
+
+
+@pytest.mark.parametrize("strategy", ["Double", "Shared", "Sharded"])
+def test_an_update_that_fails_is_raised_by_the_next_wait_and_the_next_request_and_mended_by_the_next_push(
+    places, strategy
+):
+    group = places(OwnLoading, strategy)
+    push(group)
+    train(group)
+    ask(group.eval_list[1], OwnLoading.fail_next_loading)
+    group.sync_weights()
+    with pytest.raises(WorkerError, match="this cannot be loaded") as caught:
+        group.wait_for_eval_weight_update()
+    assert isinstance(caught.value.__cause__, WeightSyncError)
+    with pytest.raises(WorkerError, match="the last weight update failed"):
+        seen(group)
+    train(group)
+    push(group)
+    assert seen(group) == [([2], 2)] * 3
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_some_policies_here_and_others_elsewhere_are_one_group(mixed, strategy):
+    group = mixed(Numbered, strategy)
+    assert len(group.placement_info) == 2
+    for version in range(3):
+        assert push(group) == version
+        assert seen(group) == [([version], version)] * 3
+        train(group)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_one_bit_of_one_parameter_of_one_policy_is_found_and_named(places, strategy):
+    group = places(Numbered, strategy)
+    push(group)
+    ask(group.eval_list[2], Numbered.flip_one_bit)
+    # With shared memory all eval policies act with that bit, and all are named that live beside the third one.
+    found = group.compare_weights()
+    assert {mismatch.name for mismatch in found} == {"tensors.t7"}
+    assert 2 in {mismatch.policy for mismatch in found}
+    assert not group.verify_eval_weight_consistency(rtol=0.0)
+    # The norm changed by far less than a thousandth: that is no proof.
+    assert group.verify_eval_weight_consistency()
+    push(group)  # the same version once more: the bit is mended
+    assert group.compare_weights() == []
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_policy_that_joins_gets_weights_with_the_next_push(places, strategy):
+    group = places(Numbered, strategy)
+    push(group)
+    late = group.pop(PolicyRole.EVAL)
+    train(group)
+    push(group)
+    assert seen(group) == [([1], 1)] * 2
+    group.push(late, PolicyRole.EVAL)
+    push(group)
+    assert seen(group) == [([1], 1)] * 3
+    train(group)
+    push(group)
+    assert seen(group) == [([2], 2)] * 3
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_going_back_to_an_older_state_brings_the_older_weights(places, strategy):
+    group = places(Numbered, strategy)
+    push(group)
+    state = group.get_training_state()
+    train(group)
+    train(group)
+    push(group)
+    group.load_training_state(state)
+    assert (seen(group), group.version) == ([([0], 0)] * 3, 0)
+
+
+def test_colocated_policies_hand_over_in_pairs(places):
+    group = places(Numbered, "None", actors=1, colocated=True)
+    for version in range(3):
+        assert push(group) == version
+        assert seen(group) == [([version], version)]
+        train(group)
+    assert group.compare_weights()[0].name == "version"
+
+
+def test_colocated_groups_with_more_eval_than_train_policies_are_refused():
+    config = config_for("None")
+    group = PolicyGroup([Numbered(config, PolicyRole.TRAIN)], [Numbered(config, PolicyRole.EVAL) for _ in "ab"], config)
+    group.init(TRAIN)
+    group.init_placement_info(is_colocated=True)
+    with pytest.raises(ValueError, match="1 train policies for 2 eval policies"):
+        group.sync_weights()
+
+
+# Two announcements, threads, and memory
+
+
+def local_pair(strategy, cls=Numbered):
+    config = config_for(strategy)
+    learner, actor = cls(config, PolicyRole.TRAIN), cls(config, PolicyRole.EVAL)
+    group = PolicyGroup([learner], [actor], config)
+    group.init(TRAIN)
+    group.init_weight_buffer()
+    push(group)
+    return learner, actor, group
+
+
+def test_two_announcements_before_one_update_lose_nothing():
+    learner, actor, _ = local_pair("Double")
+    with actor._gate.request():  # the updater waits while this request runs
+        for _ in range(2):
+            actor.notify_update_weights()
+        learner._train()
+        actor.recv_weights(learner.send_weights(["actor"]))
+        actor.notify_update_weights()
+        assert not actor.wait_for_weight_update_done(timeout=0.05)
+        assert actor.version == 0
+    assert actor.wait_for_weight_update_done(timeout=30)
+    assert actor.version == 1
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_no_reader_ever_sees_two_versions_in_one_snapshot(strategy):
+    # 200 tensors filled with the number of their version; versions 1 to 200 at full speed while 4 readers act; version
+    # 50 fails half way.
+    config = config_for(strategy)
+    learner = Numbered(config, PolicyRole.TRAIN)
+    actors = [Numbered(config, PolicyRole.EVAL) for _ in range(4)]
+    group = PolicyGroup([learner], actors, config)
+    group.init(TRAIN)
+    group.init_weight_buffer()
+    push(group)
+    over, snapshots, failures = threading.Event(), [[] for _ in actors], []
+    asked = batch([1]).items[0]
+
+    def read(actor, into):
+        try:
+            while not over.is_set():
+                response = actor._rollout(asked)
+                into.append((frozenset(response.extras["numbers"][0].tolist()), response.version))
+                time.sleep(0)
+        except BaseException as error:
+            failures.append(error)
+
+    readers = [threading.Thread(target=read, args=pair) for pair in zip(actors, snapshots, strict=True)]
+    for reader in readers:
+        reader.start()
+    for version in range(1, 201):
+        learner._train()
+        if version == 50:
+            learner.fail_next_export()
+            with pytest.raises(WorkerError, match="Cannot copy out of meta tensor"):
+                group.sync_weights()
+            assert [actor.version for actor in actors] == [49] * 4
+        else:
+            push(group)
+            assert [actor.version for actor in actors] == [version] * 4
+    over.set()
+    for reader in readers:
+        reader.join(60)
+    assert failures == []
+    for seen_there in snapshots:
+        assert all(numbers == {version} for numbers, version in seen_there)
+        versions = [version for _, version in seen_there]
+        assert versions == sorted(versions)
+        assert 50 not in versions
+        assert len(set(versions)) > 5
+
+
+def test_a_policy_acts_with_the_buffers_memory_and_writes_into_memory_of_its_own():
+    learner, actor, group = local_pair("Shared")
+    other = Numbered(group.config, PolicyRole.EVAL)
+    other.init_eval()
+    group.push(other, PolicyRole.EVAL)
+    push(group)
+    ours, theirs = (policy.tensors.t7.data_ptr() for policy in (actor, other))
+    assert ours == theirs != learner.tensors.t7.data_ptr()
+    # Whoever loads something by itself does not change what the others act with.
+    actor.load_state_dict({"tensors": {name: t + 100 for name, t in actor.tensors.state_dict().items()}})
+    assert (actor.tensors.t7.unique().item(), other.tensors.t7.unique().item()) == (100, 0)
+
+
+def test_a_class_with_its_own_loading_gets_its_method_called():
+    learner, actor, group = local_pair("Double", OwnLoading)
+    learner._train()
+    push(group)
+    assert actor.loads == 2
+    assert actor.tensors.t7.unique().item() == 1
+
+
+def test_compiled_and_wrapped_learners_have_their_names_mapped():
+    class Wrapper(nn.Module):
+        def __init__(self, module):
+            super().__init__()
+            self.module = module
+
+    learner, actor, group = local_pair("Shared")
+    learner.tensors = Wrapper(learner.tensors)
+    learner.model_list = [("tensors", learner.tensors)]
+    learner._train()
+    push(group)
+    assert (actor.version, actor.tensors.t7.unique().item()) == (1, 1)
+
+
+def test_the_thread_of_the_updater_ends_with_its_policy(monkeypatch):
+    monkeypatch.setattr("rlightning.policy.updater._LOOK_S", 0.01)
+    before = threading.active_count()
+    learner, actor, group = local_pair("Double")
+    assert threading.active_count() == before + 1
+    del learner, actor, group
+    gc.collect()
+    deadline = time.monotonic() + 30
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threading.active_count() == before
+
+
+def test_hooks_in_the_wrong_order_say_which_comes_first():
+    learner, actor = Numbered(config_for("Double"), PolicyRole.TRAIN), Numbered(config_for("Double"), PolicyRole.EVAL)
+    with pytest.raises(ProtocolError, match="call init_eval before init_weight_buffer"):
+        actor.init_weight_buffer()
+    learner.init_train(TRAIN)
+    actor.init_eval()
+    for call in (actor.update_weights_from_buffer, actor.update_weights):
+        with pytest.raises(ProtocolError, match="call init_weight_buffer first"):
+            call()
+    with pytest.raises(ProtocolError, match="weight buffers are for policies of role 'eval'"):
+        learner.init_weight_buffer()
+    actor.init_weight_buffer()
+    with pytest.raises(ProtocolError, match="no complete weights are in the buffer yet"):
+        actor.update_weights_from_buffer()
+
+
+def test_a_buffer_for_another_network_is_refused():
+    config = config_for("Shared")
+    other = EveryKind(config, PolicyRole.EVAL)
+    other.init_eval()
+    actor = Numbered(config, PolicyRole.EVAL)
+    actor.init_eval()
+    buffer = other.share_weight_buffer()
+    try:
+        with pytest.raises(WeightSyncError, match="laid out for another network than that of Numbered"):
+            actor.init_weight_buffer(buffer)
+    finally:
+        buffer.unlink()
+    actor.init_weight_buffer()
+    learner = EveryKind(config, PolicyRole.TRAIN)
+    learner.init_train(TRAIN)
+    with pytest.raises(WeightSyncError, match=r"do not fit Numbered: missing tensors.t1; .* and \d+ more"):
+        actor.recv_weights(learner.send_weights(["actor"]))
+
+
+def test_tied_weights_stay_tied():
+    learner, actor, group = local_pair("Double", EveryKind)
+    assert actor.tied.weight.data_ptr() == actor.net.weight.data_ptr()
+    with torch.no_grad():
+        learner.net.weight += 1
+    learner.version += 1
+    push(group)
+    assert group.compare_weights() == []
+    assert actor.tied.weight.data_ptr() == actor.net.weight.data_ptr()

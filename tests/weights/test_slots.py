@@ -1,0 +1,128 @@
+"""A version is seen whole or not at all, in this process and in another one."""
+
+import pickle
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlightning.errors import ProtocolError, WeightSyncError
+from rlightning.weights import Layout, Slots
+from rlightning.weights.layout import copy_all
+
+
+def network(value):
+    return {"net": {"w": torch.full((40,), float(value)), "n": torch.tensor(value)}}
+
+
+LAYOUT = Layout.of(network(0))
+
+
+def write(slots, value):
+    with slots.writing(value) as places:
+        copy_all(places, network(value))
+
+
+def read(slots):
+    views = slots.views()["net"]
+    assert len(set(views["w"].tolist())) == 1
+    return int(views["w"][0]), int(views["n"]), slots.version
+
+
+def test_the_newest_complete_version_is_in_front():
+    slots = Slots(LAYOUT)
+    assert (slots.version, slots.stamp) == (-1, 0)
+    with pytest.raises(ProtocolError, match="no complete weights"):
+        slots.views()
+    for value in (3, 4, 5):
+        write(slots, value)
+        assert read(slots) == (value, value, value)
+
+
+def test_a_write_leaves_the_front_alone_also_when_it_fails():
+    slots = Slots(LAYOUT)
+    write(slots, 1)
+    front = slots.views()["net"]["w"]
+    with pytest.raises(RuntimeError, match="meta tensor"), slots.writing(2) as places:
+        copy_all(places, {"net": {**network(2)["net"], "n": torch.tensor(2, device="meta")}})
+    assert read(slots) == (1, 1, 1)
+    write(slots, 3)
+    assert front.tolist() == [1.0] * 40
+    assert read(slots) == (3, 3, 3)
+
+
+def test_a_version_that_is_written_twice_goes_into_the_other_slot():
+    slots = Slots(LAYOUT)
+    for value in (1, 2, 2, 2, 1):
+        before = slots.views()["net"]["w"].data_ptr() if slots.stamp else None
+        write(slots, value)
+        assert slots.views()["net"]["w"].data_ptr() != before
+        assert read(slots) == (value, value, value)
+    assert slots.stamp == 5
+
+
+def flat(value):
+    buffer = torch.zeros(LAYOUT.num_bytes, dtype=torch.uint8)
+    copy_all(LAYOUT.views(buffer), network(value))
+    return buffer
+
+
+@given(st.integers(1, 5), st.lists(st.lists(st.booleans(), min_size=5, max_size=5), max_size=6), st.randoms())
+def test_parts_make_a_version_only_when_all_of_them_came(count, pushes, random):
+    slots, newest = Slots(LAYOUT, count), -1
+    for version, arrives in enumerate(pushes):
+        parts = list(range(count))
+        random.shuffle(parts)
+        for part in parts:
+            if arrives[part]:
+                start, stop = LAYOUT.parts(count)[part]
+                slots.write_bytes(version, flat(version)[start:stop], part)
+            # Never anything between two versions.
+            if slots.stamp:
+                assert read(slots) in {(v, v, v) for v in range(version + 1)}
+        if all(arrives[:count]):
+            newest = version
+        assert slots.version == newest
+
+
+def test_bytes_of_another_size_are_refused():
+    with pytest.raises(WeightSyncError, match="7 bytes of version 1 came for a place of 200"):
+        Slots(LAYOUT).write_bytes(1, torch.zeros(7, dtype=torch.uint8))
+
+
+def test_memory_of_one_process_cannot_be_sent_to_another():
+    with pytest.raises(ProtocolError, match="memory of one process"):
+        pickle.dumps(Slots(LAYOUT))
+
+
+def test_another_process_reads_and_writes_the_same_memory_and_nothing_is_left_behind(tmp_path):
+    slots = Slots.create_shared(LAYOUT, parts=2)
+    try:
+        for part, (start, stop) in enumerate(LAYOUT.parts(2)):
+            slots.write_bytes(1, flat(1)[start:stop], part)
+        message = tmp_path / "slots"
+        message.write_bytes(pickle.dumps(slots))
+        program = f"""
+import pickle, torch
+slots = pickle.load(open({str(message)!r}, "rb"))
+assert slots is pickle.load(open({str(message)!r}, "rb"))
+views = slots.views()["net"]
+print(slots.version, slots.num_parts, slots.layout.key, views["n"].item(), set(views["w"].tolist()))
+with slots.writing(2) as places:
+    places["net"]["w"].fill_(2)
+    places["net"]["n"].fill_(2)
+"""
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+        assert (done.stdout.split("\n")[0], done.stderr) == (f"1 2 {LAYOUT.key} 1 {{1.0}}", "")
+        assert read(slots) == (2, 2, 2)
+    finally:
+        slots.unlink()
+    slots.unlink()
+    assert pickle.loads(message.read_bytes()) is slots  # this process has it mapped
+    path = slots._path
+    del slots
+    with pytest.raises(WeightSyncError, match=f"{path} cannot be mapped"):
+        pickle.loads(message.read_bytes())
