@@ -219,7 +219,8 @@ def _policy_specs(config: Config, role: PolicyRole) -> list[WorkerSpec]:
         cpus, gpus = policy.eval_num_cpus, policy.eval_num_gpus
     args = (policy, role)
     cls = lookup("policy", policy.type)
-    return [WorkerSpec(cls, args, f"{role.value}[{index}]", remote, cpus, gpus) for index in range(count)]
+    channels = {"weights": 1} if role is PolicyRole.EVAL else {}
+    return [WorkerSpec(cls, args, f"{role.value}[{index}]", remote, cpus, gpus, channels) for index in range(count)]
 
 
 def _buffer_specs(config: Config) -> list[WorkerSpec]:

@@ -40,6 +40,12 @@ class WorkerHandle(Protocol):
     def call_split(self, count: int, method: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Future[Any]]:
         """Call a method that returns a list of ``count`` items, two or more; each item gets a future of its own."""
 
+    def channel(self, name: str) -> WorkerHandle:
+        """Give a handle whose calls run beside those of other channels, in threads of their own.
+
+        It is this handle itself where the worker lives here, or was started by somebody else or without the channel.
+        """
+
     def info(self) -> WorkerInfo:
         """Tell where the worker lives."""
 

@@ -46,6 +46,9 @@ class LocalHandle:
             return [LocalFuture(error=self._blame(wrong, method.__name__))] * count
         return [LocalFuture(item) for item in items]
 
+    def channel(self, name: str) -> LocalHandle:
+        return self
+
     def info(self) -> WorkerInfo:
         return WorkerInfo(self.name, "local", remote=False)
 

@@ -7,7 +7,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, NoReturn, TypeVar
 
@@ -25,6 +25,8 @@ T = TypeVar("T")
 
 _NAMES: dict[str, str] = {}
 """Actor id -> role and index, to name the worker in errors that come by way of another one."""
+_CHANNELS: dict[str, frozenset[str]] = {}
+"""Actor id -> the channels that it was spawned with."""
 _STARTS = 3
 """Attempts to start a Ray of our own."""
 _joined = 0
@@ -77,11 +79,15 @@ class RayFuture(Future[T]):
 
 
 class RayHandle:
-    """Calls methods of an actor; calls of one caller run in the order in which they were made."""
+    """Calls methods of an actor; calls of one caller by one channel run in the order in which they were made.
 
-    def __init__(self, target: Any, name: str) -> None:
-        self.target, self.name = target, name
+    A call whose arguments are not there yet holds up the later ones of its own channel, and no others.
+    """
+
+    def __init__(self, target: Any, name: str, channel: str = "") -> None:
+        self.target, self.name, self._channel = target, name, channel
         self._methods: dict[tuple[str, int], Any] = {}
+        self._channels: dict[str, RayHandle] = {}
         _NAMES[target._actor_id.hex()] = name
 
     def call(self, method: Callable[..., R], *args: Any, **kwargs: Any) -> Future[R]:
@@ -96,6 +102,13 @@ class RayHandle:
         refs = self._method(name, count).remote(*map(_unwrap, args), **_unwrap_named(kwargs))
         return [RayFuture(ref, self.name, name) for ref in refs]
 
+    def channel(self, name: str) -> RayHandle:
+        if name not in _CHANNELS.get(self.target._actor_id.hex(), ()):
+            return self
+        if name not in self._channels:
+            self._channels[name] = RayHandle(self.target, self.name, name)
+        return self._channels[name]
+
     def info(self) -> WorkerInfo:
         node = RayFuture(self.target.__ray_call__.remote(_node_id), self.name, "info").result()
         return WorkerInfo(self.name, str(node), remote=True)
@@ -108,8 +121,11 @@ class RayHandle:
         method = self._methods.get(key)
         if method is None:
             method = getattr(self.target, name)
-            if count > 1:
-                method = method.options(num_returns=count)
+            options: dict[str, Any] = {"num_returns": count} if count > 1 else {}
+            if self._channel:
+                options["concurrency_group"] = self._channel
+            if options:
+                method = method.options(**options)
             self._methods[key] = method
         return method
 
@@ -230,9 +246,28 @@ def _start_own(num_cpus: int) -> None:
             os.environ["PYTHONPATH"] = path
 
 
-def spawn(cls: type[Any], args: Sequence[Any], *, num_cpus: float, num_gpus: float) -> Any:
-    """Start an actor of ``cls``; returns its handle at once, before the process is up."""
-    return ray.remote(cls).options(num_cpus=num_cpus, num_gpus=num_gpus, max_restarts=0).remote(*args)
+def spawn(
+    cls: type[Any],
+    args: Sequence[Any],
+    *,
+    num_cpus: float,
+    num_gpus: float,
+    channels: Mapping[str, int] | None = None,
+) -> Any:
+    """Start an actor of ``cls``; returns its handle at once, before the process is up.
+
+    Args:
+        cls: The class.
+        args: Arguments of the constructor.
+        num_cpus: CPUs reserved for it.
+        num_gpus: GPUs reserved for it.
+        channels: Channel -> threads that work on the calls made by it; see ``WorkerHandle.channel``.
+    """
+    # Ray takes groups with the class only, and writes its own ones into the dict.
+    groups: dict[str, Any] = {"concurrency_groups": dict(channels)} if channels else {}
+    actor = ray.remote(max_restarts=0, **groups)(cls).options(num_cpus=num_cpus, num_gpus=num_gpus).remote(*args)
+    _CHANNELS[actor._actor_id.hex()] = frozenset(channels or ())
+    return actor
 
 
 def run_on(actor: Any, function: Callable[..., R], *args: Any, name: str) -> Future[R]:

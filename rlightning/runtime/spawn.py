@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ class WorkerSpec:
         remote: Whether it is a process of its own.
         num_cpus: CPUs reserved for it where it is remote.
         num_gpus: GPUs reserved for it where it is remote.
+        channels: Channel -> threads that work on the calls made by it where it is remote; see
+            ``WorkerHandle.channel``.
     """
 
     cls: type[Any]
@@ -35,6 +37,7 @@ class WorkerSpec:
     remote: bool = False
     num_cpus: float = 1.0
     num_gpus: float = 0.0
+    channels: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +121,9 @@ class WorkerPool:
             ray_backend.join(self._address, max(cpus, self._total[0]), max(gpus, self._total[1]))
             self._in_ray = True
         workers = [
-            ray_backend.spawn(spec.cls, spec.args, num_cpus=spec.num_cpus, num_gpus=spec.num_gpus)
+            ray_backend.spawn(
+                spec.cls, spec.args, num_cpus=spec.num_cpus, num_gpus=spec.num_gpus, channels=spec.channels
+            )
             if spec.remote
             else spec.cls(*spec.args)
             for spec in specs

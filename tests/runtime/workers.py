@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 
 
@@ -13,6 +14,8 @@ class Worker:
         if is_broken:
             raise ValueError("no such robot")
         self.calls = []
+        self.logged = []
+        self.barrier = threading.Barrier(2)
 
     def echo(self, value, and_more=None):
         self.calls.append("echo")
@@ -30,6 +33,17 @@ class Worker:
 
     def exit(self):
         os._exit(3)
+
+    def meet(self, value):
+        """Return when another call has come, too: a meeting needs two calls at a time."""
+        self.barrier.wait(60)
+        return value
+
+    def log(self, value):
+        self.logged.append((threading.get_ident(), value))
+
+    def get_log(self):
+        return self.logged
 
     def get_pid(self):
         return os.getpid()
