@@ -194,7 +194,7 @@ class ClusterConfig(Section):
     is_colocated: bool = False
     """Train and eval policies share their place."""
     enable_offload: bool = False
-    """Move models and optimizers to host memory while they are not needed."""
+    """Keep what acts in host memory while learning, and models and optimizers that learn while collecting."""
     start_timeout_s: float = Field(120.0, gt=0)
     """Seconds that starting a worker may take."""
     call_timeout_s: float = Field(600.0, gt=0)

@@ -128,8 +128,10 @@ class BaseEngine(ABC):
         timer.reset()
         with timer.measure("total"):
             with timer.measure("collect"):
+                self.make_room_to_act()
                 rows = self.collect()
             with timer.measure("learn"):
+                self.make_room_to_learn()
                 metrics = self.learn()
             with timer.measure("publish"):
                 version = self.publish()
@@ -145,6 +147,18 @@ class BaseEngine(ABC):
         if self.env_rets is None:
             self.publish()
             self.env_rets = self.env_group.reset()
+
+    def make_room_to_act(self) -> None:
+        """Have what acts on its device, and what only learns in host memory, with ``cluster.enable_offload``."""
+        if self.config.cluster.enable_offload:
+            self.policy_group.offload_model_param_and_grad()
+            self.policy_group.reload_eval_model()
+
+    def make_room_to_learn(self) -> None:
+        """Have what learns on its device, and what only acts in host memory, with ``cluster.enable_offload``."""
+        if self.config.cluster.enable_offload:
+            self.policy_group.offload_eval_model()
+            self.policy_group.reload_model_param_and_grad()
 
     @abstractmethod
     def collect(self) -> int:
@@ -186,6 +200,7 @@ class BaseEngine(ABC):
         if self.evaluator is None:
             raise ConfigError("this engine has no envs for evaluation: give it an evaluator")
         with self._timer.measure("evaluate"):
+            self.make_room_to_act()
             self._evaluation = self.evaluator.run()
         return {**self._evaluation.metrics(), "time/evaluate_s": self._timer.total_s("evaluate")}
 

@@ -288,6 +288,42 @@ class PolicyGroup:
             mismatches += _differences(index, expected, found, 0.0)
         return mismatches
 
+    # Memory
+
+    def offload_eval_model(self) -> None:
+        """Move what acts to host memory; weights that are synced meanwhile are in force after the reload."""
+        self._all(self._actors, BasePolicy.offload_model)
+
+    def reload_eval_model(self) -> None:
+        """Move what acts to the device."""
+        self._all(self._actors, BasePolicy.reload_model)
+
+    def offload_model_optimizer(self) -> None:
+        """Move all that the train policies hold to host memory: parameters, buffers, gradients, optimizer state."""
+        self.offload_model_param_and_grad(offload_grad=True, offload_optimizer=True)
+
+    def offload_model_param_and_grad(self, offload_grad: bool = True, offload_optimizer: bool = True) -> None:
+        """Move parameters and buffers of the train policies to host memory.
+
+        Args:
+            offload_grad: Move gradients too.
+            offload_optimizer: Move the optimizer state too.
+        """
+        self._all(self._learners, BasePolicy.offload_model_param_and_grad, offload_grad)
+        if offload_optimizer:
+            self._all(self._learners, BasePolicy.offload_optimizer)
+
+    def reload_model_param_and_grad(self, load_grad: bool = True, load_optimizer: bool = True) -> None:
+        """Move parameters and buffers of the train policies to the device.
+
+        Args:
+            load_grad: Move gradients too.
+            load_optimizer: Move the optimizer state too.
+        """
+        self._all(self._learners, BasePolicy.reload_model_param_and_grad, load_grad)
+        if load_optimizer:
+            self._all(self._learners, BasePolicy.reload_optimizer)
+
     # State
 
     def get_training_state(self) -> dict[str, Any]:
