@@ -226,6 +226,8 @@ class LogConfig(Section):
     """Whether the metric service may use the network."""
     progress: bool = True
     """Show a progress display on the terminal."""
+    trace: bool = False
+    """Write what each worker did when into ``trace.json`` of the run's folder, for Perfetto or ``chrome://tracing``."""
 
 
 def _one_env_is_a_list(value: Any) -> Any:

@@ -21,7 +21,7 @@ from rlightning.engine.interrupt import Interrupt
 from rlightning.engine.recorder import Recorder, SilentRecorder
 from rlightning.env.env_group import EnvGroup
 from rlightning.errors import CheckpointError, ConfigError, ProtocolError, RLightningError, WorkerError
-from rlightning.observability.timer import Timer
+from rlightning.observability.timer import Span, Timer
 from rlightning.policy.policy_group import PolicyGroup
 from rlightning.runtime import gather
 from rlightning.types import BatchedData
@@ -100,6 +100,8 @@ class BaseEngine(ABC):
         train = self.config.train
         saved = self.epoch
         with Interrupt() as interrupt:
+            if self.config.log.trace:
+                self.record_spans()
             self.start()
             while self.epoch < train.max_epochs and not interrupt.requested:
                 metrics = self.run_epoch()
@@ -112,6 +114,8 @@ class BaseEngine(ABC):
                 if improved or _due(self.epoch, train.save_interval, last):
                     self.save(best=improved or (self.evaluator is None and self._is_best(self.return_mean)))
                     saved = self.epoch
+                if self.config.log.trace:
+                    self.recorder.trace(self.take_spans())
             if interrupt.requested and saved < self.epoch:
                 self.save()
         if interrupt.requested:
@@ -249,6 +253,16 @@ class BaseEngine(ABC):
         if lost := [f"env[{index}]" for index, state in enumerate(env) if state is None]:
             logger.warning("the state of %s could not be stored: new episodes start there", ", ".join(lost))
 
+    def record_spans(self) -> None:
+        """Have this engine, env workers and policies write down, from now on, when they do what."""
+        self._timer.record_spans()
+        self.policy_group.record_spans()
+        self.env_group.record_spans()
+
+    def take_spans(self) -> dict[str, list[Span]]:
+        """Give what was written down since the last call, by worker; the engine is the ``driver``."""
+        return {"driver": self._timer.take_spans(), **self.policy_group.take_spans(), **self.env_group.take_spans()}
+
     @property
     def return_mean(self) -> float:
         """Mean return of the latest training episodes; NaN before the first."""
@@ -260,6 +274,9 @@ class BaseEngine(ABC):
             return
         self._closed = True
         with ExitStack() as stack:
+            if self.config.log.trace:
+                # After a failure these tell what it happened in; the workers may not answer any more.
+                stack.callback(self.recorder.trace, {"driver": self._timer.take_spans()})
             # Each is closed even if another one fails to.
             stack.callback(self.policy_group.shutdown)
             stack.callback(self.buffer.close)

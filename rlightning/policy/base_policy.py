@@ -22,7 +22,7 @@ from rlightning.checkpoint import load_state, save_state
 from rlightning.config import OptimConfig, PolicyConfig, Section, TrainConfig
 from rlightning.device import pick_device
 from rlightning.errors import CheckpointError, ConfigError, ProtocolError, WeightSyncError
-from rlightning.observability.timer import Timer
+from rlightning.observability.timer import Span, Timer
 from rlightning.policy.batching import join_requests, own_response, split_response
 from rlightning.policy.gate import RolloutGate
 from rlightning.policy.memory import Part, gradients, memory_of, optimizer_tensors
@@ -152,9 +152,9 @@ class BasePolicy(nn.Module, ABC):
         self._seed: int | None = None
         self.generator = torch.Generator(self.device)
         self._evaluation_generator = torch.Generator(self.device)
-        self._gate = RolloutGate()
-        self._memory = memory_of(self.device)
         self._timer = Timer()
+        self._gate = RolloutGate(lambda: self._timer.measure("wait"))
+        self._memory = memory_of(self.device)
         self._failed_update: BaseException | None = None
         self._takes_deterministic = _accepts(type(self).rollout_step, "deterministic")
 
@@ -565,8 +565,22 @@ class BasePolicy(nn.Module, ABC):
             reset: Start counting anew.
         """
         print(self._timer.table(f"{type(self).__name__} ({self.role_type.value})"))  # noqa: T201 (it says print)
+        self.take_timing(reset)
+
+    def take_timing(self, reset: bool = False) -> dict[str, dict[str, float]]:
+        """Give ``timing_raw``; ``reset`` starts counting anew."""
+        timing = self.timing_raw
         if reset:
             self._timer.reset()
+        return timing
+
+    def record_spans(self) -> None:
+        """Write down, from now on, when what was done; counting starts anew."""
+        self._timer.record_spans()
+
+    def take_spans(self) -> list[Span]:
+        """Give what was written down since the last call."""
+        return self._timer.take_spans()
 
     # Called by the group
 

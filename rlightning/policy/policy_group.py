@@ -9,6 +9,7 @@ from typing import Any
 
 from rlightning.config import PolicyConfig, TrainConfig
 from rlightning.errors import ConfigError, ProtocolError, WeightSyncError
+from rlightning.observability.timer import Span, timing_table
 from rlightning.policy.base_policy import BasePolicy, PolicyRole
 from rlightning.policy.router import NodeAffinityRouter, Router, SimpleRouter
 from rlightning.runtime import Future, WorkerHandle, as_handle, gather
@@ -373,8 +374,25 @@ class PolicyGroup:
         self._learner().call(BasePolicy.save_checkpoint, str(path)).result(self._timeout_s)
 
     def print_timing_summary(self, reset: bool = False) -> None:
-        """Let every policy print where its time went."""
-        self._all([*self._learners, *self._actors], BasePolicy.print_timing_summary, reset)
+        """Print where the time of all policies went, as one table.
+
+        Args:
+            reset: Start counting anew.
+        """
+        handles = [*self._learners, *self._actors]
+        timings = self._all(handles, BasePolicy.take_timing, reset)
+        by_worker = {handle.name: timing for handle, timing in zip(handles, timings, strict=True)}
+        print(timing_table(by_worker))  # noqa: T201 (it says print)
+
+    def record_spans(self) -> None:
+        """Have all policies write down, from now on, when they do what."""
+        self._all([*self._learners, *self._actors], BasePolicy.record_spans)
+
+    def take_spans(self) -> dict[str, list[Span]]:
+        """Give what the policies wrote down since the last call, by their names."""
+        handles = [*self._learners, *self._actors]
+        spans = self._all(handles, BasePolicy.take_spans)
+        return {handle.name: taken for handle, taken in zip(handles, spans, strict=True)}
 
     def shutdown(self) -> None:
         """Let go of all policies and end what was started for them; may be called twice."""
