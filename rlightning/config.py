@@ -201,7 +201,7 @@ class ClusterConfig(Section):
     is_colocated: bool = False
     """Train and eval policies share their place."""
     enable_offload: bool = False
-    """Move models and optimizers to host memory while they are not needed."""
+    """Keep what acts in host memory while learning, and models and optimizers that learn while collecting."""
     start_timeout_s: float = Field(120.0, gt=0)
     """Seconds that starting a worker may take."""
     call_timeout_s: float = Field(600.0, gt=0)
@@ -233,6 +233,8 @@ class LogConfig(Section):
     """Whether the metric service may use the network."""
     progress: bool = True
     """Show a progress display on the terminal."""
+    trace: bool = False
+    """Write what each worker did when into ``trace.json`` of the run's folder, for Perfetto or ``chrome://tracing``."""
 
 
 def _one_env_is_a_list(value: Any) -> Any:

@@ -13,3 +13,9 @@ def pick_device(num_gpus: float) -> str:
 def available_gpus() -> int:
     """Count the GPUs that torch sees in this process."""
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def release_memory(device: str) -> None:
+    """Give what torch keeps for later on a device back to all processes that share it; nothing to do on the CPU."""
+    if torch.device(device).type == "cuda":
+        torch.cuda.empty_cache()

@@ -28,7 +28,7 @@ from rlightning.errors import (
     WeightSyncError,
     WorkerError,
 )
-from rlightning.observability.timer import Timer
+from rlightning.observability.timer import Span, Timer
 from rlightning.policy.policy_group import PolicyGroup
 from rlightning.runtime import gather
 from rlightning.types import BatchedData
@@ -108,6 +108,8 @@ class BaseEngine(ABC):
         train = self.config.train
         saved = self.epoch
         with Interrupt() as interrupt:
+            if self.config.log.trace:
+                self.record_spans()
             self.start()
             while self.epoch < train.max_epochs and not interrupt.requested:
                 metrics = self.run_epoch()
@@ -120,6 +122,8 @@ class BaseEngine(ABC):
                 if improved or _due(self.epoch, train.save_interval, last):
                     self.save(best=improved or (self.evaluator is None and self._is_best(self.return_mean)))
                     saved = self.epoch
+                if self.config.log.trace:
+                    self.recorder.trace(self.take_spans())
             if interrupt.requested and saved < self.epoch:
                 self.save()
         if interrupt.requested:
@@ -136,8 +140,10 @@ class BaseEngine(ABC):
         timer.reset()
         with timer.measure("total"):
             with timer.measure("collect"):
+                self.make_room_to_act()
                 rows = self.collect()
             with timer.measure("learn"):
+                self.make_room_to_learn()
                 metrics = self.learn()
             with timer.measure("publish"):
                 version = self.publish()
@@ -153,6 +159,18 @@ class BaseEngine(ABC):
         if self.env_rets is None:
             self.publish()
             self.env_rets = self.env_group.reset()
+
+    def make_room_to_act(self) -> None:
+        """Have what acts on its device, and what only learns in host memory, with ``cluster.enable_offload``."""
+        if self.config.cluster.enable_offload:
+            self.policy_group.offload_model_param_and_grad()
+            self.policy_group.reload_eval_model()
+
+    def make_room_to_learn(self) -> None:
+        """Have what learns on its device, and what only acts in host memory, with ``cluster.enable_offload``."""
+        if self.config.cluster.enable_offload:
+            self.policy_group.offload_eval_model()
+            self.policy_group.reload_model_param_and_grad()
 
     @abstractmethod
     def collect(self) -> int:
@@ -205,6 +223,7 @@ class BaseEngine(ABC):
         if self.evaluator is None:
             raise ConfigError("this engine has no envs for evaluation: give it an evaluator")
         with self._timer.measure("evaluate"):
+            self.make_room_to_act()
             self._evaluation = self.evaluator.run()
         return {**self._evaluation.metrics(), "time/evaluate_s": self._timer.total_s("evaluate")}
 
@@ -253,6 +272,16 @@ class BaseEngine(ABC):
         if lost := [f"env[{index}]" for index, state in enumerate(env) if state is None]:
             logger.warning("the state of %s could not be stored: new episodes start there", ", ".join(lost))
 
+    def record_spans(self) -> None:
+        """Have this engine, env workers and policies write down, from now on, when they do what."""
+        self._timer.record_spans()
+        self.policy_group.record_spans()
+        self.env_group.record_spans()
+
+    def take_spans(self) -> dict[str, list[Span]]:
+        """Give what was written down since the last call, by worker; the engine is the ``driver``."""
+        return {"driver": self._timer.take_spans(), **self.policy_group.take_spans(), **self.env_group.take_spans()}
+
     @property
     def return_mean(self) -> float:
         """Mean return of the latest training episodes; NaN before the first."""
@@ -264,6 +293,9 @@ class BaseEngine(ABC):
             return
         self._closed = True
         with ExitStack() as stack:
+            if self.config.log.trace:
+                # After a failure these tell what it happened in; the workers may not answer any more.
+                stack.callback(self.recorder.trace, {"driver": self._timer.take_spans()})
             # Each is closed even if another one fails to.
             stack.callback(self.policy_group.shutdown)
             stack.callback(self.buffer.close)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from rlightning.checkpoint import newest_whole, save_state
 from rlightning.observability.sinks import MetricSink
+from rlightning.observability.timer import Span
+from rlightning.observability.trace import TraceFile
 
 
 class Recorder(Protocol):
@@ -26,6 +28,9 @@ class Recorder(Protocol):
     def save(self, epoch: int, states: Mapping[str, Any], *, best: bool) -> Path | None:
         """Keep a checkpoint; ``best`` marks it as the best so far. Returns its folder."""
 
+    def trace(self, lanes: Mapping[str, Sequence[Span]]) -> None:
+        """Take what each worker did since the last call, by its name; only called with ``log.trace``."""
+
 
 class SilentRecorder:
     """Remembers the latest metrics and keeps nothing else."""
@@ -39,6 +44,9 @@ class SilentRecorder:
     def save(self, epoch: int, states: Mapping[str, Any], *, best: bool) -> Path | None:
         return None
 
+    def trace(self, lanes: Mapping[str, Sequence[Span]]) -> None:
+        return None
+
 
 class FolderRecorder:
     """Writes metrics to a sink and checkpoints to a folder, and tells a display of each epoch."""
@@ -49,6 +57,7 @@ class FolderRecorder:
         checkpoints: Path,
         keep: int,
         on_epoch: Callable[[int, Mapping[str, float]], None] | None = None,
+        trace_file: TraceFile | None = None,
     ) -> None:
         """Take the places.
 
@@ -57,7 +66,9 @@ class FolderRecorder:
             checkpoints: Folder of the checkpoints.
             keep: Newest checkpoints to keep, besides the best.
             on_epoch: Called with epoch and metrics after each epoch.
+            trace_file: Takes what each worker did when.
         """
+        self._trace_file = trace_file
         self._sink, self._store, self._on_epoch = sink, CheckpointFolder(checkpoints, keep), on_epoch
 
     def log(self, epoch: int, env_steps: int, metrics: Mapping[str, float]) -> None:
@@ -67,6 +78,10 @@ class FolderRecorder:
 
     def save(self, epoch: int, states: Mapping[str, Any], *, best: bool) -> Path | None:
         return self._store.save(epoch, states, best=best)
+
+    def trace(self, lanes: Mapping[str, Sequence[Span]]) -> None:
+        if self._trace_file is not None:
+            self._trace_file.append(lanes)
 
 
 class CheckpointFolder:

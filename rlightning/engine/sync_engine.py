@@ -22,7 +22,8 @@ class SyncEngine(BaseEngine):
             stepped = self.env_group.step(responses)
             stored.append(self.buffer.add_batched_data_async(env_rets, responses))
             env_rets = stepped
-        gather(stored, self.config.cluster.call_timeout_s)
+        with self._timer.measure("wait"):
+            gather(stored, self.config.cluster.call_timeout_s)
         self.buffer.truncate_episodes(env_rets)
         self.env_rets = env_rets
         return self.buffer.size()
@@ -63,7 +64,8 @@ class RslEngine(SyncEngine):
                 for env_id, response in responses:
                     acted[env_id] = latest[env_id], response
                 latest.update(stepped)
-        gather(stored, self.config.cluster.call_timeout_s)
+        with self._timer.measure("wait"):
+            gather(stored, self.config.cluster.call_timeout_s)
         self.env_rets = _pick(latest, list(latest))
         self.buffer.truncate_episodes(self.env_rets)
         return self.buffer.size()
@@ -72,7 +74,8 @@ class RslEngine(SyncEngine):
         """Wait for at least one of some env workers; lists those whose latest result is there."""
         waiting = {id(latest[env_id]): env_id for env_id in env_ids}
         futures = [latest[env_id] for env_id in waiting.values()]
-        ready, _ = wait(futures, 1, self.config.cluster.call_timeout_s)
+        with self._timer.measure("wait"):
+            ready, _ = wait(futures, 1, self.config.cluster.call_timeout_s)
         return sorted(waiting[id(future)] for future in ready)
 
     def _finish(

@@ -7,6 +7,7 @@ from typing import Any
 
 from rlightning.env.env_worker import EnvWorker, Episode
 from rlightning.errors import CheckpointError, ConfigError, Problem
+from rlightning.observability.timer import Span
 from rlightning.runtime import Future, WorkerInfo, as_handle, gather
 from rlightning.types import BatchedData, EnvMeta, EnvRet, PolicyResponse
 
@@ -76,6 +77,15 @@ class EnvGroup:
     def pop_episodes(self) -> list[Episode]:
         """Give the episodes that ended since the last call, worker by worker."""
         return [episode for episodes in self._call_all(EnvWorker.pop_episodes) for episode in episodes]
+
+    def record_spans(self) -> None:
+        """Have all workers write down, from now on, when they do what."""
+        self._call_all(EnvWorker.record_spans)
+
+    def take_spans(self) -> dict[str, list[Span]]:
+        """Give what the workers wrote down since the last call, by their names."""
+        spans = self._call_all(EnvWorker.take_spans)
+        return {handle.name: taken for handle, taken in zip(self._handles, spans, strict=True)}
 
     def get_state(self) -> list[dict[str, Any] | None]:
         """Describe every worker; None for one whose env cannot be stored."""

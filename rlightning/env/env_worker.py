@@ -13,6 +13,7 @@ from rlightning.env.arrays import Leaf, all_finite, any_true, checked, map_parts
 from rlightning.env.base_env import BaseEnv
 from rlightning.env.seeding import Purpose, sub_env_seeds
 from rlightning.errors import CheckpointError, ProtocolError, ShapeError, WorkerError
+from rlightning.observability.timer import Span, Timer
 from rlightning.types import EnvMeta, EnvRet, PolicyResponse, Tree
 from rlightning.types.tree import tree_map
 
@@ -84,6 +85,7 @@ class EnvWorker:
         self._column_shape = (n,)
         self._observation_leaves = row_leaves(self._meta.observation_space, n)
         self._action_leaves = row_leaves(self._meta.action_space, n)
+        self._timer = Timer()
         self._last: EnvRet | None = None
         self._is_seeded = False
         self._steps = 0
@@ -103,10 +105,11 @@ class EnvWorker:
         """
         seeds = self._seeds() if reseed or not self._is_seeded else None
         try:
-            first = self._env.reset(seeds)
-            last = EnvRet.from_reset(first.observation, self._num_envs)
-            last.info = first.info
-            ret = self._own(last)
+            with self._timer.measure("reset"):
+                first = self._env.reset(seeds)
+                last = EnvRet.from_reset(first.observation, self._num_envs)
+                last.info = first.info
+                ret = self._own(last)
         except Exception as error:
             self._blame(error, "reset")
         self._is_seeded = True
@@ -133,8 +136,9 @@ class EnvWorker:
             raise ProtocolError(f"{self.name}: call reset before step")
         action = response.action if response.env_action is None else response.env_action
         try:
-            last = self._env.step(PolicyResponse(self._own_action(action, self._action_leaves)))
-            ret = self._own(last)
+            with self._timer.measure("step"):
+                last = self._env.step(PolicyResponse(self._own_action(action, self._action_leaves)))
+                ret = self._own(last)
         except Exception as error:
             self._blame(error, "step")
         self._last = last
@@ -168,6 +172,14 @@ class EnvWorker:
     def close(self) -> None:
         """Close the env; may be called twice."""
         self._env.close()
+
+    def record_spans(self) -> None:
+        """Write down, from now on, when the env is reset and stepped."""
+        self._timer.record_spans()
+
+    def take_spans(self) -> list[Span]:
+        """Give what was written down since the last call."""
+        return self._timer.take_spans()
 
     def get_state(self) -> dict[str, Any] | None:
         """Describe env and counters, so that ``set_state`` in a new worker goes on bit for bit the same.

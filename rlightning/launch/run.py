@@ -23,6 +23,7 @@ from rlightning.observability.logs import log_to_console
 from rlightning.observability.progress import ProgressDisplay
 from rlightning.observability.run_folder import RunFolder
 from rlightning.observability.sinks import read_metrics
+from rlightning.observability.trace import TraceFile
 
 
 @contextmanager
@@ -38,7 +39,8 @@ def open_run(run: RunFolder, *, first_epoch: int = 0, resumed_at: int | None = N
     log_to_console(config.log.level)
     sink = run.open_sinks(resumed_at)
     with ProgressDisplay(config.train.max_epochs, first_epoch, enabled=config.log.progress) as progress:
-        recorder = FolderRecorder(sink, run.checkpoints, config.train.keep_checkpoints, progress.update)
+        trace_file = TraceFile(run.trace_path) if config.log.trace else None
+        recorder = FolderRecorder(sink, run.checkpoints, config.train.keep_checkpoints, progress.update, trace_file)
         token = current_run.set(RunContext(recorder, run.logs))
         try:
             yield

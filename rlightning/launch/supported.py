@@ -34,11 +34,6 @@ _NOT_YET = (
         "several buffer shards are not in this version; use 1",
     ),
     _Rule(
-        "cluster.enable_offload",
-        lambda config: config.cluster.enable_offload,
-        "moving models to host memory is not in this version; use false",
-    ),
-    _Rule(
         "cluster.placement.mode",
         lambda config: config.cluster.placement.mode == "manual",
         "manual placement is not in this version; use auto",

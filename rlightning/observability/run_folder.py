@@ -110,6 +110,11 @@ class RunFolder:
         return self.path / "logs"
 
     @property
+    def trace_path(self) -> Path:
+        """What each worker did when, with ``log.trace``."""
+        return self.path / "trace.json"
+
+    @property
     def curve_path(self) -> Path:
         """Picture of the learning curve."""
         return self.path / "curve.png"

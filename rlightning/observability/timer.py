@@ -2,8 +2,27 @@
 
 from __future__ import annotations
 
-from time import perf_counter
+from collections.abc import Mapping
+from threading import get_ident
+from time import perf_counter, time
 from types import TracebackType
+from typing import NamedTuple
+
+
+class Span(NamedTuple):
+    """One measurement.
+
+    Attributes:
+        name: What was measured.
+        start_s: When it began, in seconds since 1970 by the clock on the wall.
+        end_s: When it ended, likewise; spans of one timer are measured by a steady clock.
+        thread: Number of the thread.
+    """
+
+    name: str
+    start_s: float
+    end_s: float
+    thread: int
 
 
 class _Stopwatch:
@@ -25,13 +44,48 @@ class _Stopwatch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.seconds += perf_counter() - self.starts.pop()
+        took = perf_counter() - self.starts.pop()
+        # Without a call between reading and writing the sum, no other thread comes in between.
+        self.seconds += took
         self.count += 1
+
+
+class _SpanStopwatch(_Stopwatch):
+    """Writes down each measurement as well; those of one thread nest."""
+
+    __slots__ = ("name", "offset_s", "own", "spans")
+
+    def __init__(self, name: str, spans: list[Span], offset_s: float) -> None:
+        super().__init__()
+        self.name, self.spans, self.offset_s = name, spans, offset_s
+        self.own: dict[int, list[float]] = {}
+
+    def __enter__(self) -> None:
+        self.own.setdefault(get_ident(), []).append(perf_counter())
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        end, thread = perf_counter(), get_ident()
+        start = self.own[thread].pop()
+        took = end - start
+        self.seconds += took
+        self.count += 1
+        self.spans.append(Span(self.name, start + self.offset_s, end + self.offset_s, thread))
 
 
 class _Stopwatches(dict[str, _Stopwatch]):
     def __missing__(self, name: str) -> _Stopwatch:
         stopwatch = self[name] = _Stopwatch()
+        return stopwatch
+
+
+class _SpanStopwatches(_Stopwatches):
+    def __init__(self, spans: list[Span]) -> None:
+        self._spans, self._offset_s = spans, time() - perf_counter()
+
+    def __missing__(self, name: str) -> _Stopwatch:
+        stopwatch = self[name] = _SpanStopwatch(name, self._spans, self._offset_s)
         return stopwatch
 
 
@@ -45,10 +99,11 @@ class Timer:
     1
     """
 
-    __slots__ = ("_stopwatches",)
+    __slots__ = ("_spans", "_stopwatches")
 
     def __init__(self) -> None:
         self._stopwatches = _Stopwatches()
+        self._spans: list[Span] = []
 
     def measure(self, name: str) -> _Stopwatch:
         """Return a context manager that adds the time spent in it to ``name``."""
@@ -79,3 +134,32 @@ class Timer:
     def reset(self) -> None:
         """Start counting anew."""
         self._stopwatches.clear()
+
+    def record_spans(self) -> None:
+        """Start counting anew and write down, from now on, when each measurement began and ended."""
+        self._stopwatches = _SpanStopwatches(self._spans)
+
+    def take_spans(self) -> list[Span]:
+        """Give what was written down since the last call, in the order of the ends."""
+        count = len(self._spans)
+        taken = self._spans[:count]
+        del self._spans[:count]
+        return taken
+
+
+def timing_table(workers: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
+    """Lay out the summaries of several timers as one text, worker by worker, the largest total first.
+
+    Args:
+        workers: Name of a worker -> ``Timer.summary`` of it.
+    """
+    rows = [("worker", "name", "count", "total s", "average ms")]
+    for worker, summary in workers.items():
+        for name, row in sorted(summary.items(), key=lambda row: -row[1]["total"]):
+            rows.append((worker, name, f"{row['count']:.0f}", f"{row['total']:.3f}", f"{row['average'] * 1e3:.4f}"))
+    widths = [max(len(row[column]) for row in rows) for column in range(5)]
+    return "\n".join(
+        f"{row[0]:<{widths[0]}}  {row[1]:<{widths[1]}}"
+        + "".join(f"  {text:>{width}}" for text, width in zip(row[2:], widths[2:], strict=True))
+        for row in rows
+    )

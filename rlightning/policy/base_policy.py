@@ -24,9 +24,10 @@ from rlightning.checkpoint import load_state, save_state
 from rlightning.config import OptimConfig, PolicyConfig, Section, TrainConfig
 from rlightning.device import pick_device
 from rlightning.errors import CheckpointError, ConfigError, ProtocolError, WeightSyncError
-from rlightning.observability.timer import Timer
+from rlightning.observability.timer import Span, Timer
 from rlightning.policy.batching import join_requests, own_response, split_response
 from rlightning.policy.gate import RolloutGate
+from rlightning.policy.memory import Part, gradients, memory_of, optimizer_tensors
 from rlightning.policy.updater import Updater
 from rlightning.types import EnvMeta, EnvRet, PolicyResponse
 from rlightning.types.tree import tree_leaves
@@ -157,8 +158,9 @@ class BasePolicy(nn.Module, ABC):
         self._seed: int | None = None
         self.generator = torch.Generator(self.device)
         self._evaluation_generator = torch.Generator(self.device)
-        self._gate = RolloutGate()
         self._timer = Timer()
+        self._gate = RolloutGate(lambda: self._timer.measure("wait"))
+        self._memory = memory_of(self.device)
         self._failed_update: BaseException | None = None
         self._layout: Layout | None = None
         self._slots: Slots | None = None
@@ -340,7 +342,6 @@ class BasePolicy(nn.Module, ABC):
         self, *env_rets: EnvRet, evaluation: bool = False, deterministic: bool = False
     ) -> list[PolicyResponse]:
         """Answer several env workers by one forward pass."""
-        self._require_weights()
         options = {"deterministic": True} if deterministic else {}
         if deterministic and not self._takes_deterministic:
             raise ConfigError(
@@ -349,6 +350,7 @@ class BasePolicy(nn.Module, ABC):
             )
         counts = [ret.num_envs for ret in env_rets]
         with self._gate.request(), self._timer.measure("rollout"), torch.inference_mode():
+            self._require_weights()
             request = join_requests(env_rets, self.device)
             if evaluation:
                 self.generator, self._evaluation_generator = self._evaluation_generator, self.generator
@@ -363,8 +365,8 @@ class BasePolicy(nn.Module, ABC):
         self, env_ret: EnvRet | None = None, policy_resp: PolicyResponse | None = None
     ) -> PolicyResponse | None:
         """Run the user's ``postprocess`` on one env worker's data; gives arrays on the host."""
-        self._require_weights()
         with self._gate.request(), self._timer.measure("postprocess"), torch.inference_mode():
+            self._require_weights()
             if type(self).postprocess is BasePolicy.postprocess:
                 return policy_resp
             request = None if env_ret is None else join_requests([env_ret], self.device)
@@ -592,6 +594,48 @@ class BasePolicy(nn.Module, ABC):
         payload.unlink()
         return self.version
 
+    # Memory
+
+    def offload_model(self) -> None:
+        """Move parameters, buffers and gradients to host memory, between two requests; acting wants them back."""
+        self.offload_model_param_and_grad(offload_grad=True)
+
+    def reload_model(self) -> None:
+        """Move parameters, buffers and gradients to the device."""
+        self.reload_model_param_and_grad(load_grad=True)
+
+    def offload_model_param_and_grad(self, offload_grad: bool) -> None:
+        """Move parameters and buffers to host memory.
+
+        Args:
+            offload_grad: Move gradients too; they stay otherwise.
+        """
+        with self._gate.update(), self._timer.measure("offload"):
+            if offload_grad:
+                self._memory.offload(Part.GRADIENTS, gradients(self._tensors()))
+            self._memory.offload(Part.MODEL, self._tensors())
+
+    def reload_model_param_and_grad(self, load_grad: bool) -> None:
+        """Move parameters and buffers to the device.
+
+        Args:
+            load_grad: Move gradients too. They may stay where they are if the next training step begins with none.
+        """
+        with self._gate.update(), self._timer.measure("reload"):
+            self._memory.reload(Part.MODEL, self._tensors())
+            if load_grad:
+                self._memory.reload(Part.GRADIENTS, gradients(self._tensors()))
+
+    def offload_optimizer(self) -> None:
+        """Move the state of all optimizers to host memory; training wants it back."""
+        with self._timer.measure("offload"):
+            self._memory.offload(Part.OPTIMIZER, optimizer_tensors(dict(self._steppers())["optimizers"].values()))
+
+    def reload_optimizer(self) -> None:
+        """Move the state of all optimizers to the device."""
+        with self._timer.measure("reload"):
+            self._memory.reload(Part.OPTIMIZER, optimizer_tensors(dict(self._steppers())["optimizers"].values()))
+
     # Checkpoints
 
     def get_training_state(self) -> dict[str, Any]:
@@ -688,14 +732,29 @@ class BasePolicy(nn.Module, ABC):
             reset: Start counting anew.
         """
         print(self._timer.table(f"{type(self).__name__} ({self.role_type.value})"))  # noqa: T201 (it says print)
+        self.take_timing(reset)
+
+    def take_timing(self, reset: bool = False) -> dict[str, dict[str, float]]:
+        """Give ``timing_raw``; ``reset`` starts counting anew."""
+        timing = self.timing_raw
         if reset:
             self._timer.reset()
+        return timing
+
+    def record_spans(self) -> None:
+        """Write down, from now on, when what was done; counting starts anew."""
+        self._timer.record_spans()
+
+    def take_spans(self) -> list[Span]:
+        """Give what was written down since the last call."""
+        return self._timer.take_spans()
 
     # Called by the group
 
     def _update_dataset(self, data: TensorDictBase) -> int:
         """Take data; returns how many versions the oldest weights that acted in them are behind."""
         self._require_init("update_dataset")
+        self._memory.require(Part.MODEL, to="take data")
         with self._timer.measure("update_dataset"):
             lag = self.version - int(data["version"].min()) if "version" in data.keys() else 0  # noqa: SIM118
             self.update_dataset(data if self.device == "cpu" else data.to(self.device))
@@ -704,6 +763,7 @@ class BasePolicy(nn.Module, ABC):
     def _train(self, *args: Any, **kwargs: Any) -> Any:
         """Run the user's training step and count it."""
         self._require_init("train")
+        self._memory.require(Part.MODEL, Part.OPTIMIZER, to="train")
         with self._timer.measure("train"):
             metrics = self.train(*args, **kwargs)
         self.epoch += 1
@@ -727,9 +787,16 @@ class BasePolicy(nn.Module, ABC):
         states = {name: module.state_dict(keep_vars=True) for name, module in modules}
         return {strip_wrappers(name): tensor for name, tensor in flatten_names(states).items()}
 
+    def _tensors(self) -> list[torch.Tensor]:
+        """List all parameters and buffers, persistent or not, each once."""
+        modules = [self, *(module for _, module in self.model_list)]
+        tensors = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
+        return list({id(tensor): tensor for tensor in tensors}.values())
+
     def _build(self, *, training: bool) -> None:
         for name in [name for name, _ in self.named_children()]:
             delattr(self, name)
+        self._memory.forget()
         self.model_list = []
         self._layout, self._slots, self._stamp = None, None, 0
         # Networks are drawn from the global generator: lend it our seed and give it back as it was.
@@ -783,12 +850,15 @@ class BasePolicy(nn.Module, ABC):
             )
 
     def _may_adopt(self) -> bool:
-        """Tell whether tensors can be exchanged by pointer: no loading of the author's own, and the right device."""
+        """Tell whether tensors can be exchanged by pointer: nobody loads in a way of their own, all on one device."""
         plain = all(
             inspect.unwrap(getattr(type(self), name)) is getattr(BasePolicy, name)
             for name in ("load_state_dict", "get_trainable_parameters")
         )
-        return plain and self._slots is not None and self._slots.device.type == torch.device(self.device).type
+        is_there = Part.MODEL not in self._memory.offloaded
+        return (
+            plain and is_there and self._slots is not None and self._slots.device.type == torch.device(self.device).type
+        )
 
     def _take_own_memory(self) -> None:
         """Copy the tensors out of a buffer that others may act with, before anything is written into them."""
@@ -807,6 +877,8 @@ class BasePolicy(nn.Module, ABC):
             raise ProtocolError("no weights have come yet: call PolicyGroup.sync_weights before the first rollout")
         if self._failed_update is not None:
             self.wait_for_weight_update_done()
+        if self._memory.offloaded:
+            self._memory.require(Part.MODEL, to="act")
 
 
 class AsyncRolloutError(ProtocolError, AssertionError):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
+from typing import Any
 
 
 class RolloutGate:
@@ -11,9 +14,13 @@ class RolloutGate:
 
     ``with gate.request():`` lets any number in. ``with gate.update():`` stops new requests, waits for those inside,
     and lets requests in again at the end, also after an exception. A waiting update goes first.
+
+    Args:
+        waiting: Gives a context manager in which the time of each request that has to wait is spent.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, waiting: Callable[[], AbstractContextManager[Any]] = nullcontext) -> None:
+        self._waiting = waiting
         self._lock = threading.Lock()
         self._condition = threading.Condition(self._lock)
         self._inside = 0
@@ -44,8 +51,10 @@ class _Request:
     def __enter__(self) -> None:
         gate = self._gate
         with gate._lock:
-            while gate._updating:
-                gate._condition.wait()
+            if gate._updating:
+                with gate._waiting():
+                    while gate._updating:
+                        gate._condition.wait()
             gate._inside += 1
 
     def __exit__(

@@ -9,6 +9,7 @@ from typing import Any
 
 from rlightning.config import PolicyConfig, TrainConfig
 from rlightning.errors import ConfigError, ProtocolError, WeightSyncError, WorkerError
+from rlightning.observability.timer import Span, timing_table
 from rlightning.policy.base_policy import BasePolicy, PolicyRole
 from rlightning.policy.router import NodeAffinityRouter, Router, SimpleRouter
 from rlightning.runtime import Future, WorkerHandle, as_handle, gather
@@ -325,6 +326,42 @@ class PolicyGroup:
             mismatches += _differences(index, expected, found, 0.0)
         return mismatches
 
+    # Memory
+
+    def offload_eval_model(self) -> None:
+        """Move what acts to host memory; weights that are synced meanwhile are in force after the reload."""
+        self._all(self._actors, BasePolicy.offload_model)
+
+    def reload_eval_model(self) -> None:
+        """Move what acts to the device."""
+        self._all(self._actors, BasePolicy.reload_model)
+
+    def offload_model_optimizer(self) -> None:
+        """Move all that the train policies hold to host memory: parameters, buffers, gradients, optimizer state."""
+        self.offload_model_param_and_grad(offload_grad=True, offload_optimizer=True)
+
+    def offload_model_param_and_grad(self, offload_grad: bool = True, offload_optimizer: bool = True) -> None:
+        """Move parameters and buffers of the train policies to host memory.
+
+        Args:
+            offload_grad: Move gradients too.
+            offload_optimizer: Move the optimizer state too.
+        """
+        self._all(self._learners, BasePolicy.offload_model_param_and_grad, offload_grad)
+        if offload_optimizer:
+            self._all(self._learners, BasePolicy.offload_optimizer)
+
+    def reload_model_param_and_grad(self, load_grad: bool = True, load_optimizer: bool = True) -> None:
+        """Move parameters and buffers of the train policies to the device.
+
+        Args:
+            load_grad: Move gradients too.
+            load_optimizer: Move the optimizer state too.
+        """
+        self._all(self._learners, BasePolicy.reload_model_param_and_grad, load_grad)
+        if load_optimizer:
+            self._all(self._learners, BasePolicy.reload_optimizer)
+
     # State
 
     def get_training_state(self) -> dict[str, Any]:
@@ -372,8 +409,25 @@ class PolicyGroup:
         self._learner().call(BasePolicy.save_checkpoint, str(path)).result(self._timeout_s)
 
     def print_timing_summary(self, reset: bool = False) -> None:
-        """Let every policy print where its time went."""
-        self._all([*self._learners, *self._actors], BasePolicy.print_timing_summary, reset)
+        """Print where the time of all policies went, as one table.
+
+        Args:
+            reset: Start counting anew.
+        """
+        handles = [*self._learners, *self._actors]
+        timings = self._all(handles, BasePolicy.take_timing, reset)
+        by_worker = {handle.name: timing for handle, timing in zip(handles, timings, strict=True)}
+        print(timing_table(by_worker))  # noqa: T201 (it says print)
+
+    def record_spans(self) -> None:
+        """Have all policies write down, from now on, when they do what."""
+        self._all([*self._learners, *self._actors], BasePolicy.record_spans)
+
+    def take_spans(self) -> dict[str, list[Span]]:
+        """Give what the policies wrote down since the last call, by their names."""
+        handles = [*self._learners, *self._actors]
+        spans = self._all(handles, BasePolicy.take_spans)
+        return {handle.name: taken for handle, taken in zip(handles, spans, strict=True)}
 
     def shutdown(self) -> None:
         """Let go of all policies and end what was started for them; may be called twice."""

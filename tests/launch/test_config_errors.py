@@ -118,7 +118,6 @@ def test_unknown_names_are_reported_beside_all_else() -> None:
     [
         ("cluster.train_worker_num=2", "several train policies"),
         ("cluster.buffer_worker_num=2", "several buffer shards"),
-        ("cluster.enable_offload=true", "host memory"),
         ("cluster.placement.mode=manual", "manual placement"),
         ("cluster.resource_pool.a=1", "resource pools"),
         ("policy.rollout_mode=async", "coroutines"),

@@ -364,16 +364,25 @@ def test_shutdown_happens_once_and_lets_go_of_all():
     assert (calls, group.train_list, group.eval_list) == (["end"], [], [])
 
 
-def test_every_policy_prints_where_its_time_went(capsys):
-    learner, actor = Breakable(CONFIG, PolicyRole.TRAIN), Breakable(CONFIG, PolicyRole.EVAL)
-    group = PolicyGroup([learner], [actor], CONFIG)
-    group.init(TRAIN)
-    group.sync_weights()
+def test_where_the_time_went_is_one_table_of_all_workers(group, capsys):
     group.print_timing_summary(reset=True)
-    printed = capsys.readouterr().out
-    assert "export" in printed
-    assert "import" in printed
-    assert learner.timing_raw == {}
+    capsys.readouterr()
+    group.sync_weights()
+    answers(group.rollout_batch(batch([1, 1])))
+    answers(group.rollout_batch(batch([1])))
+    group.print_timing_summary(reset=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["worker", "name", "count", "total", "s", "average", "ms"]
+    assert sorted(line.split()[:3] for line in lines[1:]) == [
+        ["eval[0]", "import", "1"],
+        ["eval[0]", "rollout", "2"],
+        ["eval[1]", "import", "1"],
+        ["eval[1]", "rollout", "1"],
+        ["train[0]", "export", "1"],
+    ]
+    assert len({len(line) for line in lines}) == 1
+    group.print_timing_summary()
+    assert len(capsys.readouterr().out.splitlines()) == 1
 
 
 # Doubles, mixtures, user code

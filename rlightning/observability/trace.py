@@ -1,0 +1,88 @@
+"""What each worker did when, as a file that Perfetto and ``chrome://tracing`` show: one lane per worker."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlightning.observability.timer import Span
+
+KINDS = {
+    "collect": "collect",
+    "reset": "collect",
+    "step": "collect",
+    "evaluate": "evaluate",
+    "rollout": "infer",
+    "postprocess": "infer",
+    "export": "transfer",
+    "import": "transfer",
+    "offload": "transfer",
+    "reload": "transfer",
+    "learn": "train",
+    "train": "train",
+    "update_dataset": "train",
+    "publish": "push",
+    "wait": "wait",
+}
+"""What is measured -> the kind of work that it is; what is not listed is of the kind "other"."""
+
+_END = b"\n]\n"
+
+
+class TraceFile:
+    """A JSON array of events, in the Trace Event Format of Chrome; it is whole after every ``append``.
+
+    Times are microseconds since the file was made, by the clock on the wall, to which the workers' own clocks are set.
+    A run that is resumed goes on with the same file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Make the file, or go on with one that is there."""
+        self._path = path
+        self._lanes: dict[str, int] = {}
+        self._threads: dict[int, dict[int, int]] = {}
+        if path.exists():
+            with path.open(encoding="utf-8") as file:
+                file.readline()
+                first = json.loads(file.readline().rstrip(",\n"))
+        else:
+            first = {"ph": "M", "name": "origin", "pid": 0, "args": {"wall_time_s": time.time()}}
+            path.write_bytes(b"[\n" + json.dumps(first).encode() + _END)
+        self._origin_s: float = first["args"]["wall_time_s"]
+
+    def append(self, lanes: Mapping[str, Sequence[Span]]) -> None:
+        """Write what workers did.
+
+        Args:
+            lanes: Spans by the name of the worker.
+        """
+        events: list[dict[str, Any]] = []
+        for worker, spans in lanes.items():
+            if worker not in self._lanes:
+                lane = self._lanes[worker] = len(self._lanes)
+                events.append({"ph": "M", "name": "process_name", "pid": lane, "args": {"name": worker}})
+                events.append({"ph": "M", "name": "process_sort_index", "pid": lane, "args": {"sort_index": lane}})
+            events += [self._event(self._lanes[worker], span) for span in spans]
+        if events:
+            self._write(events)
+
+    def _event(self, lane: int, span: Span) -> dict[str, Any]:
+        threads = self._threads.setdefault(lane, {})
+        thread = threads.setdefault(span.thread, len(threads))
+        # Nanoseconds: rounding keeps the order of all times, and with it what lies within what.
+        start, end = (round((at_s - self._origin_s) * 1e6, 3) for at_s in (span.start_s, span.end_s))
+        times = {"ts": start, "dur": round(end - start, 3)}
+        return {"ph": "X", "name": span.name, "cat": KINDS.get(span.name, "other"), "pid": lane, "tid": thread, **times}
+
+    def _write(self, events: Sequence[Mapping[str, Any]]) -> None:
+        """Write events over the end of the array by one call, so that a process that is killed leaves a whole file."""
+        text = "".join(f",\n{json.dumps(event)}" for event in events).encode() + _END
+        file = os.open(self._path, os.O_WRONLY)
+        try:
+            os.pwrite(file, text, os.fstat(file).st_size - len(_END))
+        finally:
+            os.close(file)
