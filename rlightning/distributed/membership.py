@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rlightning.distributed.groups import ParallelMode
 
@@ -14,13 +15,13 @@ class Member:
     """What is known of a process, or of an object in this one, before it has a rank.
 
     Attributes:
-        key: What the caller knows it by.
+        key: What the caller knows it by; hashable.
         node: Id of its node.
         devices: GPUs that it may use, in the numbering of the node; empty on the CPU.
         trains: Whether it is a train policy.
     """
 
-    key: Hashable
+    key: Any
     node: str
     devices: tuple[int, ...] = ()
     trains: bool = False

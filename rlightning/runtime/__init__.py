@@ -2,6 +2,7 @@
 
 from rlightning.runtime.future import Future, LocalFuture, gather, resolve, wait
 from rlightning.runtime.handle import WorkerHandle, WorkerInfo, as_handle
+from rlightning.runtime.place import own_place
 from rlightning.runtime.together import Call, together
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "WorkerInfo",
     "as_handle",
     "gather",
+    "own_place",
     "resolve",
     "together",
     "wait",
