@@ -9,48 +9,12 @@ from rlightning.errors import CallTimeout, ConfigError, ProtocolError, WeightSyn
 from rlightning.policy.base_policy import BasePolicy, PolicyRole, infer_train_dp_world_size
 from rlightning.policy.policy_group import PolicyGroup
 from rlightning.runtime import as_handle
-from rlightning.runtime.spawn import WorkerPool, WorkerSpec
+from tests.policy.crew import EVERYWHERE, Crew, crews
 from tests.policy.policies import Peer, Wider, Wrapping
 
 CONFIG = PolicyConfig()
 TRAIN = TrainConfig(max_epochs=10)
-PLACES = {"local": (False, False), "ray": (True, True), "mixed": (False, True)}
-"""Whether the first and whether the other policies are remote."""
-
-
-class Crew:
-    """Two learners and two eval policies; remote ones are kept for all tests, since processes start slowly."""
-
-    def __init__(self, place):
-        self.place, self._pool, self._held = place, WorkerPool(), {}
-
-    def policies(self, cls, learners=2, actors=2):
-        key = (cls, learners, actors)
-        if key not in self._held:
-            first, others = PLACES[self.place]
-            roles = [PolicyRole.TRAIN] * learners + [PolicyRole.EVAL] * actors
-            specs = [
-                WorkerSpec(cls, (CONFIG, role), f"{role.value}[{i}]", first if i == 0 else others, num_cpus=0.01)
-                for i, role in enumerate(roles)
-            ]
-            self._held[key] = self._pool.start(specs)
-        return self._held[key][:learners], self._held[key][learners:]
-
-    def group(self, cls=Peer, learners=2, actors=2, seed=7, timeout_s=100.0):
-        return PolicyGroup(*self.policies(cls, learners, actors), CONFIG, seed=seed, call_timeout_s=timeout_s)
-
-    def stop(self):
-        self._pool.stop()
-
-
-@pytest.fixture(scope="module", params=[pytest.param(place, marks=pytest.mark.ray) if place != "local" else place
-                                        for place in PLACES])  # fmt: skip
-def crew(request):
-    if request.param != "local":
-        request.getfixturevalue("ray_cluster")
-    crew = Crew(request.param)
-    yield crew
-    crew.stop()
+crew = pytest.fixture(scope="module", params=EVERYWHERE)(crews)
 
 
 def ask_all(policies, method, *args):
@@ -67,7 +31,7 @@ def train(group, *values, **options):
 
 
 def test_every_policy_has_a_rank_and_is_in_the_groups_of_its_node_and_its_role(crew):
-    group = crew.group()
+    group = crew.group(Peer)
     group._transfer_sets = [(group.train_list[0], group.eval_list), (group.train_list[1], group.eval_list[1:])]
     group.init_comm_group()
     policies = [*group.train_list, *group.eval_list]
@@ -100,7 +64,7 @@ def test_every_policy_has_a_rank_and_is_in_the_groups_of_its_node_and_its_role(c
 
 
 def test_groups_are_formed_again_for_other_members(crew):
-    group = crew.group()
+    group = crew.group(Peer)
     generations = []
     for actors in (2, 1, 0):
         group.init_comm_group()
@@ -117,7 +81,7 @@ def test_groups_are_formed_again_for_other_members(crew):
 
 
 def test_colocated_eval_policies_have_no_rank_of_their_own(crew):
-    group = crew.group()
+    group = crew.group(Peer)
     ask_all(group.eval_list, BasePolicy.close_comm_groups)
     group._transfer_sets = [(group.train_list[0], group.eval_list)]
     group.init_comm_group(is_colocated=True)
@@ -132,7 +96,7 @@ def test_nobody_forms_no_group():
 
 
 def test_the_number_of_learners_is_known(crew):
-    group = crew.group()
+    group = crew.group(Peer)
     group.init_comm_group()
     group.init(TRAIN)
     ours, inferred, default = ask_all(group.train_list, Peer.get_sizes)[1]
@@ -143,7 +107,7 @@ def test_the_number_of_learners_is_known(crew):
 
 def test_the_number_of_learners_is_one_again_after_shutdown():
     crew = Crew("local")
-    group = crew.group()
+    group = crew.group(Peer)
     group.init_comm_group()
     assert infer_train_dp_world_size() == 2
     group.shutdown()
@@ -166,7 +130,7 @@ def test_without_groups_a_policy_is_alone():
 
 @pytest.mark.parametrize("seed", [7, None])
 def test_all_learners_start_from_the_weights_and_buffers_of_the_first(crew, seed):
-    group = crew.group(seed=seed)
+    group = crew.group(Peer, seed=seed)
     group.init_comm_group()
     group.init_train(TRAIN)
     first, second = ask_all(group.train_list, BasePolicy.get_bundle_digest)
@@ -178,7 +142,7 @@ def test_all_learners_start_from_the_weights_and_buffers_of_the_first(crew, seed
 
 
 def test_learners_draw_on_their_own_and_alike_where_they_must(crew):
-    group = crew.group()
+    group = crew.group(Peer)
     group.init_comm_group()
     for again in (False, True):
         if again:
