@@ -132,7 +132,7 @@ class TrainConfig(Section):
     max_epochs: int = Field(100, ge=1)
     """Epochs of the whole run."""
     batch_size: int = Field(256, ge=1)
-    """Transitions per gradient step (a minibatch)."""
+    """Transitions per gradient step (a minibatch), those of all train policies together."""
     max_rollout_steps: int = Field(128, ge=1)
     """Steps that every sub-env makes per epoch (T)."""
     max_eval_rollout_steps: int | None = Field(None, ge=1)
@@ -140,7 +140,10 @@ class TrainConfig(Section):
     lr: float = Field(3e-4, gt=0)
     """Learning rate at the start."""
     parallel: Literal["none", "ddp"] = "none"
-    """How several train policies share the work."""
+    """Several train policies train data parallel in either case; "ddp" has an algorithm's own ``wrap_with_ddp`` called
+    where there is just one as well."""
+    check_ranks_interval: int = Field(0, ge=0)
+    """Epochs between comparisons, bit for bit, of what the train policies have learned; 0 means never."""
     eval_interval: int = Field(0, ge=0)
     """Epochs between evaluations; 0 means only at the end."""
     save_interval: int = Field(0, ge=0)

@@ -87,6 +87,10 @@ class CallTimeout(RLightningError, TimeoutError):
     """Calls that did not answer in time: which, on whom, after how many seconds."""
 
 
+class PeerLost(RLightningError, ConnectionError):
+    """A rank of a communication group is gone, or went on without the others: which group, which rank noticed, when."""
+
+
 class ShapeError(RLightningError, ValueError):
     """A tensor has the wrong shape: got, expected, and the names of the axes."""
 

@@ -16,8 +16,10 @@ from pydantic import Field
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from rlightning.algorithms.global_batch import GlobalBatch, merged_moments
 from rlightning.algorithms.optimizers import clip_grad_norm, make_optimizer
 from rlightning.config import OptimConfig, Section
+from rlightning.distributed import Group
 from rlightning.errors import NotEnoughData, ProtocolError, RLightningError, ShapeError, UnsupportedSpace
 from rlightning.functional import losses
 from rlightning.functional.advantages import gae
@@ -90,13 +92,25 @@ class _Rows:
         parts = [column.tensor_split(count) for column in self._columns()]
         return (_Rows(*part) for part in zip(*parts, strict=True))
 
+    def split(self, counts: list[int]) -> Iterator[_Rows]:
+        """Cut into views of the given numbers of rows."""
+        parts = [torch.split(column, counts) for column in self._columns()]
+        return (_Rows(*part) for part in zip(*parts, strict=True))
+
 
 @dataclass(slots=True)
 class _Dataset:
-    """What ``update_dataset`` leaves for ``train``; ``moments`` are those of the observations, not yet merged."""
+    """What ``update_dataset`` leaves for ``train``.
+
+    Attributes:
+        rows: The own rows.
+        moments: Those of the observations, not yet merged into the statistics.
+        batch: Where the rows are among those of all train policies; None for a single one.
+    """
 
     rows: _Rows
     moments: Moments | None
+    batch: GlobalBatch | None = None
 
 
 @dataclass(slots=True)
@@ -107,25 +121,42 @@ class _Trace:
         log_ratios: Of the rows of each minibatch, [B] each.
         terms: Policy loss, value loss and entropy of each minibatch, one after the other.
         grad_norms: One per gradient step.
+        shares: Part of the rows of each minibatch that is this train policy's.
     """
 
     log_ratios: list[Tensor] = field(default_factory=list)
     terms: list[Tensor] = field(default_factory=list)
     grad_norms: list[Tensor] = field(default_factory=list)
+    shares: list[float] = field(default_factory=list)
 
-    def means(self, clip_range: float) -> dict[str, float]:
-        """Give metrics of the update as a whole."""
-        policy_loss, value_loss, entropy = torch.stack(self.terms).view(-1, 3).mean(0).tolist()
-        log_ratio = torch.cat(self.log_ratios)
+    def means(self, clip_range: float, peers: Group) -> dict[str, float]:
+        """Give metrics of the update as a whole, over the rows of all train policies."""
+        terms, log_ratio = torch.stack(self.terms).view(-1, 3), torch.cat(self.log_ratios)
+        if peers.size > 1:
+            terms, kl, clip_fraction = self._over_all(terms, log_ratio, clip_range, peers)
+        else:
+            kl = losses.approximate_kl(log_ratio)
+            clip_fraction = losses.clip_fraction(log_ratio.exp(), clip_range)
+        policy_loss, value_loss, entropy = terms.mean(0).tolist()
         return {
             "train/policy_loss": policy_loss,
             "train/value_loss": value_loss,
             "train/entropy": entropy,
-            "train/approx_kl": losses.approximate_kl(log_ratio).item(),
-            "train/clip_fraction": losses.clip_fraction(log_ratio.exp(), clip_range).item(),
+            "train/approx_kl": kl.item(),
+            "train/clip_fraction": clip_fraction.item(),
             "train/grad_norm": torch.stack(self.grad_norms).mean().item() if self.grad_norms else 0.0,
             "train/gradient_steps": float(len(self.grad_norms)),
         }
+
+    def _over_all(self, terms: Tensor, log_ratio: Tensor, clip_range: float, peers: Group) -> tuple[Tensor, ...]:
+        """Give the terms of each minibatch, [minibatches, 3], and KL and clip fraction, over the rows of all."""
+        weighed = terms.double() * terms.new_tensor(self.shares, dtype=torch.float64)[:, None]
+        kl = (torch.expm1(log_ratio) - log_ratio).sum(dtype=torch.float64)
+        clipped = ((log_ratio.exp() - 1.0).abs() > clip_range).sum(dtype=torch.float64)
+        count = clipped.new_tensor(len(log_ratio))
+        sums = peers.all_reduce_(torch.cat([weighed.view(-1), torch.stack([kl, clipped, count])]))
+        kl, clipped, count = sums[-3:]
+        return sums[:-3].view(-1, 3), kl / count, clipped / count
 
 
 class PPO(BasePolicy):
@@ -172,11 +203,12 @@ class PPO(BasePolicy):
         """Turn a rollout into rows with advantages and returns.
 
         Args:
-            data: [T, N] with observation, next_observation, action, log_prob, reward, terminated, truncated, valid.
+            data: [T, N] with observation, next_observation, action, log_prob, reward, terminated, truncated, valid. One
+                of several train policies may have none.
 
         Raises:
             ShapeError: If the data are not [T, N].
-            NotEnoughData: If no row is valid.
+            NotEnoughData: If no row is valid, on no train policy.
         """
         if data.ndim != 2:
             raise ShapeError(f"got a batch of shape {list(data.batch_size)}; expected [T, N] (time, parallel envs)")
@@ -186,7 +218,7 @@ class PPO(BasePolicy):
         cut[:-1] |= ~valid[1:]
         reward = data["reward"].masked_fill(~valid, 0.0)
         if options.scale_reward:
-            reward = self.reward_scaler(reward, cut, valid)
+            reward = self.reward_scaler(reward, cut, valid, self._over_peers)
 
         flat = network.flat(data["observation"].flatten(0, 1))
         observation = flat if network.normalizer is None else network.normalizer(flat)
@@ -199,9 +231,22 @@ class PPO(BasePolicy):
         if not valid.all():
             index = valid.flatten().nonzero().squeeze(-1)
             rows, flat = rows.take(index), flat.index_select(0, index)
-        if len(rows) == 0:
+        batch = self._global_batch(valid)
+        if len(rows if batch is None else batch) == 0:
             raise NotEnoughData(f"none of the {valid.numel()} rows of the rollout is valid")
-        self.dataset = _Dataset(rows, None if network.normalizer is None else Moments.of(flat))
+        self.dataset = _Dataset(rows, None if network.normalizer is None else Moments.of(flat), batch)
+
+    def _global_batch(self, valid: Tensor) -> GlobalBatch | None:
+        """Find the place of the own valid rows among those of all train policies."""
+        if self.peers.size == 1:
+            return None
+        steps, envs = valid.shape
+        times = torch.arange(steps, dtype=torch.int32, device=valid.device).repeat_interleave(envs)
+        return GlobalBatch.of(times[valid.flatten()], self.peers)
+
+    def _over_peers(self, moments: Moments) -> Moments:
+        """Moments of the rows of all train policies."""
+        return moments if self.peers.size == 1 else merged_moments(moments, self.peers)
 
     def _values(self, prepared: Tensor) -> Tensor:
         return torch.cat([self.network.value(rows) for rows in torch.split(prepared, _FORWARD_ROWS)])
@@ -210,7 +255,7 @@ class PPO(BasePolicy):
         """V(s_{t+1}), [T, N]: the value of the next row where the episode goes on there, else a forward pass."""
         next_value = torch.cat([value[1:], torch.zeros_like(value[:1])]).masked_fill_(cut, 0.0)
         asked = cut.clone()
-        asked[-1] = True
+        asked[-1:] = True
         index = (asked & ~worthless).flatten().nonzero().squeeze(-1)
         if len(index):
             observation = data["next_observation"].flatten(0, 1)[index]
@@ -236,52 +281,96 @@ class PPO(BasePolicy):
         for group in self.optimizer.param_groups:
             group["lr"] = lr
 
-        trace = self._optimize(rows, clip_range)
+        trace = self._optimize(self.dataset, clip_range)
 
-        metrics = trace.means(clip_range) | {
-            "train/explained_variance": losses.explained_variance(rows.value, rows.return_).item(),
+        metrics = trace.means(clip_range, self.peers) | {
+            "train/explained_variance": self._explained_variance(rows),
             "train/lr": lr,
-            "train/rows": float(len(rows)),
+            "train/rows": float(len(rows if self.dataset.batch is None else self.dataset.batch)),
+            "train/dropped_rows": 0.0,
+            "train/padded_rows": 0.0,
         }
         if isinstance(self.network.head, BoxHead):
             metrics["train/std"] = self.network.head.log_std.detach().exp().mean().item()
         self._check_finite(metrics)
         # Only now: while the update lasted, observations had to look as they did to the policy that acted.
         if self.network.normalizer is not None and self.dataset.moments is not None:
-            self.network.normalizer.merge(self.dataset.moments)
+            self.network.normalizer.merge(self._over_peers(self.dataset.moments))
             self.dataset.moments = None
         return metrics
 
-    def _optimize(self, rows: _Rows, clip_range: float) -> _Trace:
+    def _optimize(self, dataset: _Dataset, clip_range: float) -> _Trace:
         """Make the gradient steps of one update."""
         target_kl = self.algo_options.target_kl
         max_grad_norm = self.config.optim_cfg.max_grad_norm or math.inf
         parameters = list(self.network.parameters())
         trace = _Trace()
-        for minibatch in self._minibatches(rows):
-            loss, log_ratio, terms = self._loss(minibatch, clip_range)
+        for minibatch, size in self._sized_minibatches(dataset):
+            loss, log_ratio, terms = self._loss(minibatch, clip_range, dataset.batch is None)
             trace.log_ratios.append(log_ratio)
             trace.terms += terms
+            trace.shares.append(len(minibatch) / size)
             # Asking for the value waits for the device, so only where it is needed.
-            if target_kl is not None and losses.approximate_kl(log_ratio).item() > 1.5 * target_kl:
+            if target_kl is not None and self._approximate_kl(log_ratio, size) > 1.5 * target_kl:
                 break
             self.optimizer.zero_grad()
-            torch.autograd.backward(loss)
+            self.average_backward(loss, len(minibatch))
             trace.grad_norms.append(clip_grad_norm(parameters, max_grad_norm))
             self.optimizer.step()
         return trace
+
+    def _sized_minibatches(self, dataset: _Dataset) -> Iterator[tuple[_Rows, int]]:
+        """Give the own rows of each minibatch, and how many rows all train policies have in it."""
+        rows, batch = dataset.rows, dataset.batch
+        if batch is None:
+            for minibatch in self._minibatches(rows):
+                yield minibatch, len(minibatch)
+            return
+        for _ in range(self.algo_options.update_epochs):
+            order = torch.randperm(len(batch), generator=self.shared_generator, device=rows.advantage.device)
+            slices = batch.cut(order, self.train_config.batch_size)
+            held = rows.take(slices.index)
+            if self.algo_options.normalize_advantage:
+                held.advantage = slices.normalize(held.advantage, self.peers)
+            yield from zip(held.split(slices.counts), slices.sizes, strict=True)
 
     def _minibatches(self, rows: _Rows) -> Iterator[_Rows]:
         for _ in range(self.algo_options.update_epochs):
             order = torch.randperm(len(rows), generator=self.generator, device=rows.advantage.device)
             yield from rows.take(order).minibatches(self.train_config.batch_size)
 
-    def _loss(self, rows: _Rows, clip_range: float) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Loss of a minibatch; log-ratio of its rows, [B]; policy loss, value loss and entropy without gradients."""
+    def _approximate_kl(self, log_ratio: Tensor, size: int) -> float:
+        """KL of a minibatch over the rows of all train policies, so that all stop together."""
+        if self.peers.size == 1:
+            return losses.approximate_kl(log_ratio).item()
+        # The mean of no rows is no number.
+        own = losses.approximate_kl(log_ratio).double() * len(log_ratio) if len(log_ratio) else log_ratio.double().sum()
+        return self.peers.all_reduce_(own).item() / size
+
+    def _explained_variance(self, rows: _Rows) -> float:
+        if self.peers.size == 1:
+            return losses.explained_variance(rows.value, rows.return_).item()
+        moments = Moments.of(torch.stack([rows.return_, rows.return_ - rows.value], 1))
+        spread, unexplained = self._over_peers(moments).var.tolist()
+        return 1.0 - unexplained / spread if spread > 0 else 0.0
+
+    def _loss(
+        self, rows: _Rows, clip_range: float, normalize: bool = True
+    ) -> tuple[Tensor | None, Tensor, list[Tensor]]:
+        """Loss of a minibatch, None without rows; log-ratio of its rows, [B]; policy loss, value loss and entropy.
+
+        Args:
+            rows: The minibatch.
+            clip_range: How far the ratio may move with profit.
+            normalize: Whether advantages are still to be normalised, where that is wanted.
+        """
         options = self.algo_options
+        if len(rows) == 0:
+            nothing = rows.value.sum()
+            return None, rows.log_prob, [nothing] * 3
         distribution, value = self.network(rows.observation)
         log_ratio = distribution.log_prob(rows.action) - rows.log_prob
-        advantage = losses.normalized(rows.advantage) if options.normalize_advantage else rows.advantage
+        advantage = losses.normalized(rows.advantage) if options.normalize_advantage and normalize else rows.advantage
         policy_loss = losses.clipped_policy_loss(log_ratio.exp(), advantage, clip_range)
         value_loss = losses.value_loss(value, rows.return_, rows.value, options.value_clip)
         loss = policy_loss + options.value_coef * value_loss

@@ -87,7 +87,8 @@ def run_epochs(config: Config, epochs: int) -> Outcome:
         outcome.seconds = time.perf_counter() - start
         outcome.env_steps = engine.env_steps
         state = engine.get_state()
-    del state["policy"]["train"]["global_generators"]
+    for learner in (state["policy"]["train"], *state["policy"]["train_peers"]):
+        del learner["global_generators"]
     outcome.parameters = tree_digest(state["policy"]["train"]["modules"])
     outcome.state = tree_digest(state)
     return outcome

@@ -6,7 +6,7 @@ constants.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -147,13 +147,16 @@ class RewardScaler(_RunningMoments):
         self.carry: Tensor | None = None
 
     @torch.no_grad()
-    def forward(self, rewards: Tensor, cut: Tensor, valid: Tensor) -> Tensor:
+    def forward(
+        self, rewards: Tensor, cut: Tensor, valid: Tensor, over_all: Callable[[Moments], Moments] | None = None
+    ) -> Tensor:
         """Learn from a rollout, then scale its rewards.
 
         Args:
             rewards: [T, N].
             cut: True where an episode ended, [T, N] bool.
             valid: False where no reward was given, [T, N] bool; such rows end an episode as well.
+            over_all: From the moments of these returns to those of all learners, where there are several.
 
         Returns:
             The scaled rewards, [T, N]; 0 in rows that are not valid.
@@ -174,6 +177,8 @@ class RewardScaler(_RunningMoments):
         terms = rewards.clone()
         terms[:1] += self.carry
         returns = discounted_sums(terms.flip(0), entering.flip(0)).flip(0)
-        self.carry = returns[-1] * factors[-1]
-        self.merge(Moments.of(returns[valid]))
+        if len(returns):
+            self.carry = returns[-1] * factors[-1]
+        moments = Moments.of(returns[valid])
+        self.merge(moments if over_all is None else over_all(moments))
         return (rewards / (self.var + _EPSILON).sqrt().to(rewards.dtype)).clamp_(-self.clip, self.clip)

@@ -108,6 +108,8 @@ for _name, _unit, _meaning in (
         "steps",
         "Gradient steps of this epoch; fewer than planned where the KL stop was reached.",
     ),
-    ("train/rows", "transitions", "Transitions that the learner used in this epoch."),
+    ("train/rows", "transitions", "Transitions that the learners used in this epoch, all learners together."),
+    ("train/dropped_rows", "transitions", "Transitions left out to make the shares of several learners even."),
+    ("train/padded_rows", "transitions", "Transitions used twice to make the shares of several learners even."),
 ):
     register_metric(_name, _unit, _meaning)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import hashlib
 import inspect
 import random
 import threading
@@ -23,12 +24,14 @@ from torch import nn
 from rlightning.checkpoint import load_state, save_state
 from rlightning.config import OptimConfig, PolicyConfig, Section, TrainConfig
 from rlightning.device import pick_device
+from rlightning.distributed import Communicator, GradientAverage, Group, ParallelMode, open_group
 from rlightning.errors import CheckpointError, ConfigError, ProtocolError, WeightSyncError
 from rlightning.observability.timer import Span, Timer
 from rlightning.policy.batching import join_requests, own_response, split_response
 from rlightning.policy.gate import RolloutGate
 from rlightning.policy.memory import Part, gradients, memory_of, optimizer_tensors
 from rlightning.policy.updater import Updater
+from rlightning.runtime import own_place
 from rlightning.types import EnvMeta, EnvRet, PolicyResponse
 from rlightning.types.tree import tree_leaves
 from rlightning.weights.bundle import (
@@ -43,6 +46,9 @@ from rlightning.weights.bundle import (
 )
 from rlightning.weights.layout import Layout, NamedTensors, as_bytes, copy_all, each
 from rlightning.weights.slots import Slots
+
+_BUILDING = threading.Lock()
+"""Held while networks are drawn from the global generator: several policies of a process may start at once."""
 
 
 class PolicyRole(StrEnum):
@@ -82,8 +88,16 @@ def clone_checkpoint_value(value: Any) -> Any:
 
 
 def infer_train_dp_world_size() -> int:
-    """Tell how many train policies train together: the size of the default process group, or 1 without one."""
+    """Tell how many train policies train together.
+
+    Returns:
+        The size of the train data parallel group that was formed last in this process; where there is none, that of
+        torch's default group; else 1.
+    """
     try:
+        group = open_group(ParallelMode.TRAIN_DATA_PARALLEL)
+        if group is not None:
+            return group.size
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             return torch.distributed.get_world_size()
     except (RuntimeError, ValueError):
@@ -122,10 +136,13 @@ class BasePolicy(nn.Module, ABC):
         model_list: Name and module of all that acts; filled by the framework where the user leaves it empty.
         dataset: What ``update_dataset`` left for ``train``.
         world_size: Train policies that train together.
+        local_rank, local_world_size: Place among the policies of its node, and their number; 0 and 1 without groups.
         epoch: Finished calls of ``train``.
         version: Version of the weights: on the learner it grows by one with each ``train`` and each reset, on an eval
             policy it is that of the bundle it acts with, -1 before the first.
         generator: Source of all randomness of this policy; in evaluation another one takes its place.
+        shared_generator: Draws alike on all train policies, for what they must agree on; only ``train`` and
+            ``update_dataset`` may draw from it, and equally often on each.
         train_config: The training options; only on a learner.
         model_options, algo_options: The validated ``model_cfg`` and ``algo_cfg`` where the class declares
             ``ModelOptions`` and ``AlgoOptions``.
@@ -156,7 +173,12 @@ class BasePolicy(nn.Module, ABC):
         self.model_options: Any = self.ModelOptions.model_validate(config.model_cfg) if self.ModelOptions else None
         self.algo_options: Any = self.AlgoOptions.model_validate(config.algo_cfg) if self.AlgoOptions else None
         self._seed: int | None = None
+        self._seed_index = 0
         self.generator = torch.Generator(self.device)
+        self.shared_generator = torch.Generator(self.device)
+        self.local_rank, self.local_world_size = 0, 1
+        self._communicator = Communicator()
+        self._average: GradientAverage | None = None
         self._evaluation_generator = torch.Generator(self.device)
         self._timer = Timer()
         self._gate = RolloutGate(lambda: self._timer.measure("wait"))
@@ -266,26 +288,34 @@ class BasePolicy(nn.Module, ABC):
             seed: Seed of the run: networks of all policies start equal.
             index: Index of this policy in its role: their sampling differs.
         """
-        self._seed = seed
+        self._seed, self._seed_index = seed, index
         role = 0 if self.role_type is PolicyRole.TRAIN else 1
         train, evaluation = np.random.SeedSequence([seed, 77, role, index]).generate_state(2, np.uint64)
         self.generator.manual_seed(int(train))
         self._evaluation_generator.manual_seed(int(evaluation))
+        # That of index 0, so that one learner draws what it would draw from its own.
+        shared = np.random.SeedSequence([seed, 77, role, 0]).generate_state(1, np.uint64)[0]
+        self.shared_generator.manual_seed(int(shared))
 
     def seed_evaluation(self, seed: int) -> None:
         """Let the sampling of the next evaluation follow from a seed."""
         self._evaluation_generator.manual_seed(seed)
 
     def init_train(self, train_config: TrainConfig, env_meta: EnvMeta | None = None) -> None:
-        """Build networks and optimizer for learning."""
+        """Build networks and optimizer for learning.
+
+        Train policies of one group do it together: all start from the weights of the first one, and their gradients
+        are averaged from then on.
+        """
         if self.role_type is not PolicyRole.TRAIN:
             raise ProtocolError(f"init_train is for policies of role 'train'; this one is {self.role_type.value!r}")
-        if train_config.parallel != "none":
-            raise ConfigError("train.parallel: data parallel training is not in this version; set it to none")
         self.train_config = train_config
         self.env_meta = env_meta
-        self.world_size = infer_train_dp_world_size()
-        self._build(training=True)
+        with self._collective():
+            self.world_size = self.peers.size
+            self._build(training=True)
+            self._start_equal()
+            self._make_data_parallel()
         self.setup_optimizer(self.config.optim_cfg)
         self.epoch = self.version = 0
         self.is_init = True
@@ -313,7 +343,7 @@ class BasePolicy(nn.Module, ABC):
         """
         version = self.version
         if seed is not None:
-            self.set_seed(seed)
+            self.set_seed(seed, self._seed_index)
         self.init_train(train_config, env_meta if env_meta is not None else self.env_meta)
         self.version = version + 1
         self.dataset = None
@@ -646,6 +676,15 @@ class BasePolicy(nn.Module, ABC):
             "version": self.version,
             "modules": self._all_tensors(),
             **{kind: {name: value.state_dict() for name, value in held.items()} for kind, held in self._steppers()},
+            "shared_generator": self.shared_generator.get_state(),
+            **self.get_own_state(),
+        }
+        cloned: dict[str, Any] = clone_checkpoint_value(state)
+        return cloned
+
+    def get_own_state(self) -> dict[str, Any]:
+        """Give the part of the training state that no other policy of this role shares, copied."""
+        state = {
             "generator": self.generator.get_state(),
             "evaluation_generator": self._evaluation_generator.get_state(),
             "global_generators": _global_generators(),
@@ -681,6 +720,7 @@ class BasePolicy(nn.Module, ABC):
                 for name, value in held.items():
                     value.load_state_dict(state[kind][name])
             self.load_generators(state)
+            self.shared_generator.set_state(state["shared_generator"])
             _set_global_generators(state["global_generators"])
             self.load_extra_training_state(state["extra"])
         except (WeightSyncError, KeyError, AttributeError, ValueError) as error:
@@ -755,7 +795,7 @@ class BasePolicy(nn.Module, ABC):
         """Take data; returns how many versions the oldest weights that acted in them are behind."""
         self._require_init("update_dataset")
         self._memory.require(Part.MODEL, to="take data")
-        with self._timer.measure("update_dataset"):
+        with self._collective(), self._timer.measure("update_dataset"):
             lag = self.version - int(data["version"].min()) if "version" in data.keys() else 0  # noqa: SIM118
             self.update_dataset(data if self.device == "cpu" else data.to(self.device))
         return lag
@@ -764,11 +804,203 @@ class BasePolicy(nn.Module, ABC):
         """Run the user's training step and count it."""
         self._require_init("train")
         self._memory.require(Part.MODEL, Part.OPTIMIZER, to="train")
-        with self._timer.measure("train"):
+        with self._collective(), self._timer.measure("train"):
             metrics = self.train(*args, **kwargs)
         self.epoch += 1
         self.version += 1
+        interval = self.train_config.check_ranks_interval
+        if interval and self.epoch % interval == 0:
+            self.check_ranks()
         return metrics
+
+    # Data parallel: what train policies do together
+
+    @property
+    def peers(self) -> Group:
+        """The train policies that learn with this one; a group of one where it learns alone."""
+        return self.group(ParallelMode.TRAIN_DATA_PARALLEL)
+
+    def group(self, mode: ParallelMode) -> Group:
+        """Give the group of a kind that this policy is in, the first one of several; a group of one without any."""
+        return self._communicator.group(mode)
+
+    def groups(self, mode: ParallelMode) -> list[Group]:
+        """List the groups of a kind that this policy is in."""
+        return self._communicator.groups(mode)
+
+    def get_rank(self) -> int:
+        """Give the rank of this policy among all policies; 0 without groups."""
+        return self._communicator.rank
+
+    def dist_barrier(self, mode: ParallelMode | None = None) -> None:
+        """Wait until all members of a group have called this.
+
+        Args:
+            mode: Which group; None means that of all policies.
+        """
+        self.group(ParallelMode.GLOBAL if mode is None else mode).barrier()
+
+    def average_backward(self, loss: torch.Tensor | None, samples: float) -> None:
+        """Run a backward pass; the gradients become those of the mean over the samples of all train policies.
+
+        A plain ``loss.backward()`` averages as well, but lets all train policies count the same.
+
+        Args:
+            loss: A mean over samples; None where this policy has none in this step, since the others wait for it.
+            samples: How many they are.
+        """
+        if self._average is not None:
+            if loss is None or not samples:
+                self._average.join()
+            else:
+                with self._average.weigh(samples):
+                    torch.autograd.backward(loss)
+            return
+        if loss is None:
+            raise ProtocolError(
+                "a train policy without samples cannot join where wrap_with_ddp averages, or it is alone"
+            )
+        if self.peers.size > 1:
+            # The author's wrapper lets all count the same: weigh the loss instead.
+            total = self.peers.all_reduce_(torch.tensor([float(samples)], dtype=torch.float64, device=self.device))
+            loss = loss * (samples * self.peers.size / total.item())
+        torch.autograd.backward(loss)
+
+    def check_ranks(self) -> None:
+        """Compare all that acts, bit for bit, with what the other train policies have.
+
+        Raises:
+            WeightSyncError: Names the ranks and the tensors that differ.
+        """
+        own = digests(self._all_tensors())
+        row = torch.tensor([list(bytes.fromhex(digest)) for digest in own.values()], dtype=torch.uint8)
+        rows = self.peers.all_gather(row.to(self.device))
+        for rank, other in enumerate(rows):
+            if not torch.equal(other, rows[0]):
+                differ = [name for name, same in zip(own, (other == rows[0]).all(1).tolist(), strict=True) if not same]
+                raise WeightSyncError(
+                    f"after epoch {self.epoch} train policy {rank} differs from train policy 0 in {len(differ)} of "
+                    f"{len(own)} tensors: {', '.join(differ[:10])}"
+                )
+
+    def _start_equal(self) -> None:
+        """Take the parameters and buffers of the first train policy."""
+        peers = self.peers
+        if peers.size == 1:
+            return
+        tensors = self._all_tensors()
+        layout = repr([(name, tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()])
+        digest = torch.tensor(list(hashlib.blake2b(layout.encode(), digest_size=16).digest()), dtype=torch.uint8)
+        layouts = peers.all_gather(digest.to(self.device))
+        strange = [rank for rank, other in enumerate(layouts) if not torch.equal(other, layouts[0])]
+        if strange:
+            raise WeightSyncError(
+                f"the networks of the train policies {strange} have other names, shapes or dtypes than those of train "
+                f"policy 0: construct_network must build the same on all of them"
+            )
+        with torch.no_grad():
+            flat = [tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in tensors.values()]
+            sent = torch.split(peers.broadcast_(torch.cat(flat)), [len(piece) for piece in flat])
+            for tensor, piece in zip(tensors.values(), sent, strict=True):
+                tensor.copy_(piece.clone().view(tensor.dtype).view(tensor.shape))
+
+    def _make_data_parallel(self) -> None:
+        """Average gradients, by the author's ``wrap_with_ddp`` where there is one."""
+        if self._average is not None:
+            self._average.close()
+            self._average = None
+        wrap = getattr(self, "wrap_with_ddp", None)
+        if wrap is not None and (self.peers.size > 1 or self.train_config.parallel == "ddp"):
+            if self.peers.size > 1 and not torch.distributed.is_initialized():
+                raise ConfigError(
+                    f"{type(self).__name__}.wrap_with_ddp wants torch's default group, which has a place only where "
+                    f"every train policy is a process of its own: set cluster.remote_train=true, or leave the method "
+                    f"out, and the framework averages the gradients"
+                )
+            wrap()
+        elif self.peers.size > 1:
+            self._average = GradientAverage(self.parameters(), self.peers)
+
+    @contextmanager
+    def _collective(self) -> Iterator[None]:
+        """Leave the other train policies at once where something fails, so that they do not wait for this one."""
+        try:
+            yield
+        except BaseException as error:
+            self.peers.close(f"{type(error).__name__}: {error}")
+            raise
+
+    # Groups: called by PolicyGroup.init_comm_group
+
+    def _get_node_id(self) -> str:
+        """Give the id of this policy's node; "local" where it is an object of the controller."""
+        return own_place()[0]
+
+    def _get_gpu_ids(self) -> list[int]:
+        """Give the GPUs that this policy may use, in the numbering of its node; none on the CPU."""
+        return [] if self.device == "cpu" else list(own_place()[1])
+
+    def _get_addr_and_port(self) -> tuple[str, int]:
+        """Listen where all others can meet this policy; its rank becomes 0."""
+        return self._communicator.offer()
+
+    def init_distributed_env(
+        self,
+        rank: int,
+        world_size: int,
+        local_rank: int,
+        local_world_size: int,
+        master_addr: str,
+        master_port: int,
+        backend: str = "gloo",
+        generation: int = 0,
+        timeout_s: float = 300.0,
+    ) -> None:
+        """Meet all other policies; groups of an earlier generation are left.
+
+        Args:
+            rank: Of this policy.
+            world_size: Number of policies.
+            local_rank: Of this policy on its node.
+            local_world_size: Number of policies on its node.
+            master_addr: Where rank 0 listens: what its ``_get_addr_and_port`` gave.
+            master_port: Likewise.
+            backend: "gloo" or "nccl".
+            generation: Number of this formation of groups.
+            timeout_s: Seconds that each call waits for the others.
+        """
+        self.local_rank, self.local_world_size = local_rank, local_world_size
+        self._communicator.enter(
+            rank,
+            world_size,
+            master_addr,
+            master_port,
+            backend,
+            generation=generation,
+            timeout_s=timeout_s,
+            device=self.device,
+        )
+
+    def init_single_comm_group(
+        self, ranks: Sequence[int], mode: ParallelMode, backend: str = "gloo", as_default: bool = False
+    ) -> None:
+        """Form a group; nothing to do where this policy is not among the ranks.
+
+        Args:
+            ranks: Of its members; the order is that of the ranks within the group.
+            mode: What it is for.
+            backend: "gloo" or "nccl".
+            as_default: Make it torch's default group as well; only where this is the only policy of its process.
+        """
+        mode = ParallelMode(mode)
+        self._communicator.form(ranks, mode, backend, as_default=as_default)
+        if mode is ParallelMode.TRAIN_DATA_PARALLEL and self.is_init and self.role_type is PolicyRole.TRAIN:
+            self.world_size = self.peers.size
+            self._make_data_parallel()
+
+    def close_comm_groups(self) -> None:
+        """Leave all groups."""
+        self._communicator.close()
 
     # Inside
 
@@ -800,7 +1032,7 @@ class BasePolicy(nn.Module, ABC):
         self.model_list = []
         self._layout, self._slots, self._stamp = None, None, 0
         # Networks are drawn from the global generator: lend it our seed and give it back as it was.
-        with torch.random.fork_rng(devices=[]):
+        with _BUILDING, torch.random.fork_rng(devices=[]):
             if self._seed is not None:
                 torch.manual_seed(self._seed)
             self.construct_network(self.env_meta)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rlightning.config import PolicyConfig, TrainConfig
+from rlightning.distributed import Member, ParallelMode, plan_groups
 from rlightning.errors import ConfigError, ProtocolError, WeightSyncError, WorkerError
 from rlightning.observability.timer import Span, timing_table
 from rlightning.policy.base_policy import BasePolicy, PolicyRole
 from rlightning.policy.router import NodeAffinityRouter, Router, SimpleRouter
-from rlightning.runtime import Future, WorkerHandle, as_handle, gather
+from rlightning.runtime import Call, Future, WorkerHandle, as_handle, gather, together
 from rlightning.types import BatchedData, EnvMeta, EnvRet, PolicyResponse
 from rlightning.weights.bundle import Mismatch
 from rlightning.weights.sync import WEIGHT_SYNCS, ColocatedSync, Delivery, WeightSync
@@ -69,6 +71,9 @@ class PolicyGroup:
         self._is_settled = True  # whether announced weights are known to be in force
         self._sent_version = -1
         self._announced_version: int | None = None
+        self._transfer_sets: list[tuple[Any, list[Any]]] = []
+        self._generation = 0
+        self._reports: list[Any] = []
 
     # Who is there
 
@@ -115,9 +120,9 @@ class PolicyGroup:
         self._all(self._actors, BasePolicy.init_eval, eval_config, env_meta)
 
     def init_train(self, train_config: TrainConfig, env_meta: EnvMeta | None = None) -> None:
-        """Initialise the train policies."""
+        """Initialise the train policies, which start equal where they form a group."""
         self._set_seeds(self._learners)
-        self._all(self._learners, BasePolicy.init_train, train_config, env_meta)
+        self._together(self._learners, BasePolicy.init_train, train_config, env_meta)
 
     def init_placement_info(self, is_colocated: bool = False) -> None:
         """Find out which policy lives on which node; fills ``placement_info``."""
@@ -209,26 +214,113 @@ class PolicyGroup:
         if len(sample_data) != len(self._learners):
             raise ValueError(f"{len(sample_data)} pieces of data for {len(self._learners)} train policies: one each")
         calls = [
-            handle.call(_hook(handle, BasePolicy._update_dataset, BasePolicy.update_dataset), data)
+            Call(handle, _hook(handle, BasePolicy._update_dataset, BasePolicy.update_dataset), (data,))
             for handle, data in zip(self._learners, sample_data, strict=True)
         ]
-        return max((lag for lag in gather(calls, self._timeout_s) if lag is not None), default=0)
+        return max((lag for lag in together(calls, self._timeout_s) if lag is not None), default=0)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train all train policies at once; returns what the first one reports."""
         calls = [
-            handle.call(_hook(handle, BasePolicy._train, BasePolicy.train), *args, **kwargs)
-            for handle in self._learners
+            Call(handle, _hook(handle, BasePolicy._train, BasePolicy.train), args, kwargs) for handle in self._learners
         ]
         if not calls:
             raise ProtocolError(_NO_LEARNER)
-        return gather(calls, self._timeout_s)[0]
+        self._reports = together(calls, self._timeout_s)
+        return self._reports[0]
 
     def reset_training_state(
         self, train_config: TrainConfig, env_meta: EnvMeta | None = None, seed: int | None = None
     ) -> None:
-        """Bring all train policies back to their initial state."""
-        self._all(self._learners, BasePolicy.reset_training_state, train_config, env_meta, seed)
+        """Bring all train policies back to their initial state, equal on all of them; the eval policies do not wait."""
+        self._together(self._learners, BasePolicy.reset_training_state, train_config, env_meta, seed)
+        if self._generation:
+            self._together(self._learners, BasePolicy.dist_barrier, ParallelMode.TRAIN_DATA_PARALLEL)
+
+    # Communication groups
+
+    def init_comm_group(self, backend: str = "nccl", is_colocated: bool = False) -> None:
+        """Give every policy a rank and form the groups; may be called again when the policies are others.
+
+        Ranks go by node and device, and all meet at the node of rank 0. The groups: the policies of each node; each
+        sender of weights with its receivers (``_transfer_sets``); the train policies. The first train policy is rank 0
+        among the train policies.
+
+        Args:
+            backend: "nccl" becomes "gloo" where policies have no GPU of their own.
+            is_colocated: Leave the eval policies out: each shares the device of a train policy.
+
+        Raises:
+            WorkerError: If a policy does not come; its cause is a ``CallTimeout`` that names rank, group and phase.
+        """
+        handles = [*self._learners] if is_colocated else [*self._learners, *self._actors]
+        if not handles:
+            return
+        nodes = self._all(handles, BasePolicy._get_node_id)
+        devices = self._all(handles, BasePolicy._get_gpu_ids)
+        members = [
+            Member(place, nodes[place], tuple(devices[place]), trains=place < len(self._learners))
+            for place in range(len(handles))
+        ]
+        plan = plan_groups(members, self._transfers(handles), backend)
+        by_rank = [handles[seat.member.key] for seat in plan.seats]
+        address, port = by_rank[0].call(BasePolicy._get_addr_and_port).result(self._timeout_s)
+        self._generation += 1
+        # Whoever waits in vain shall say so before the call itself is given up.
+        patience = {} if self._timeout_s is None else {"timeout_s": 0.9 * self._timeout_s}
+        options = {"generation": self._generation, **patience}
+        together(
+            [
+                Call(
+                    handle,
+                    BasePolicy.init_distributed_env,
+                    (seat.rank, len(handles), seat.local_rank, seat.local_size, address, port, plan.backend),
+                    options,
+                )
+                for handle, seat in zip(by_rank, plan.seats, strict=True)
+            ],
+            self._timeout_s,
+        )
+        # Torch's default group can only hold one rank per process.
+        alone = all(handle.info().remote for handle in self._learners)
+        together(
+            [
+                Call(
+                    by_rank[rank],
+                    BasePolicy.init_single_comm_group,
+                    (group.ranks, group.mode, group.backend),
+                    {"as_default": True} if alone and group.mode is ParallelMode.TRAIN_DATA_PARALLEL else {},
+                )
+                for group in plan.groups
+                for rank in group.ranks
+            ],
+            self._timeout_s,
+        )
+
+    def mean_metrics(self) -> dict[str, float]:
+        """Give the means, over the train policies that report them, of the numbers that the last ``train`` gave.
+
+        What an algorithm has reduced over the ranks itself is the same on all, and so is its mean.
+        """
+        held: dict[str, list[float]] = {}
+        for report in self._reports:
+            for name, value in (report if isinstance(report, Mapping) else {}).items():
+                if isinstance(value, int | float):
+                    held.setdefault(name, []).append(float(value))
+        return {name: math.fsum(values) / len(values) for name, values in held.items()}
+
+    def _transfers(self, handles: Sequence[WorkerHandle]) -> list[tuple[int, list[int]]]:
+        """Say by places in ``handles`` who sends weights to whom; pairs with somebody else are left out."""
+        places = {id(handle.target): place for place, handle in enumerate(handles)}
+        found = [
+            (places.get(id(sender)), [places[id(one)] for one in receivers if id(one) in places])
+            for sender, receivers in self._transfer_sets
+        ]
+        return [(sender, receivers) for sender, receivers in found if sender is not None and receivers]
+
+    def _together(self, handles: Sequence[WorkerHandle], method: Any, *args: Any) -> list[Any]:
+        """Call a method of several policies, each of which may wait for the others."""
+        return together([Call(handle, method, args) for handle in handles], self._timeout_s)
 
     # Weights
 
@@ -367,24 +459,39 @@ class PolicyGroup:
     def get_training_state(self) -> dict[str, Any]:
         """Give all that a resumed run needs: the learner's state and the generators of the eval policies."""
         train = self._learner().call(BasePolicy.get_training_state)
+        peers = [handle.call(BasePolicy.get_own_state) for handle in self._learners[1:]]
         actors = [handle.call(BasePolicy.get_training_state) for handle in self._actors]
-        states = gather([train, *actors], self._timeout_s)
+        states = gather([train, *peers, *actors], self._timeout_s)
         # What the eval policies act with is the learner's: keep only what is their own.
         own = ("role", "generator", "evaluation_generator")
-        return {"train": states[0], "eval": [{name: state[name] for name in own} for state in states[1:]]}
+        count = len(self._learners)
+        return {
+            "train": states[0],
+            "train_peers": states[1:count],
+            "eval": [{name: state[name] for name in own} for state in states[count:]],
+        }
 
     def load_training_state(self, state: dict[str, Any]) -> None:
         """Take back what ``get_training_state`` gave and bring the weights to the eval policies.
 
         Raises:
-            ProtocolError: If the numbers of eval policies differ: their generators would not continue.
+            ProtocolError: If the numbers of policies differ: their generators would not continue.
         """
+        if len(state["train_peers"]) + 1 != len(self._learners):
+            raise ProtocolError(
+                f"the checkpoint is of a run with {len(state['train_peers']) + 1} train policies, this one has "
+                f"{len(self._learners)}: set cluster.train_worker_num={len(state['train_peers']) + 1}"
+            )
         if len(state["eval"]) != len(self._actors):
             raise ProtocolError(
                 f"the checkpoint is of a run with {len(state['eval'])} eval policies, this one has "
                 f"{len(self._actors)}: set cluster.eval_worker_num={len(state['eval'])}"
             )
-        self._all(self._learners, BasePolicy.load_training_state, state["train"])
+        loads = [
+            handle.call(BasePolicy.load_training_state, {**state["train"], **own})
+            for handle, own in zip(self._learners, [{}, *state["train_peers"]], strict=True)
+        ]
+        gather(loads, self._timeout_s)
         self._push_anew()
         calls = [
             handle.call(BasePolicy.load_generators, own)
@@ -394,7 +501,10 @@ class PolicyGroup:
 
     def load_weights(self, state: dict[str, Any]) -> int:
         """Take just what acts from what ``get_training_state`` gave, and bring it to the eval policies."""
-        self._learner().call(BasePolicy.load_training_state, state["train"], act_only=True).result(self._timeout_s)
+        loads = [
+            handle.call(BasePolicy.load_training_state, state["train"], act_only=True) for handle in self._learners
+        ]
+        gather(loads, self._timeout_s)
         return self._push_anew()
 
     def seed_evaluation(self, seed: int) -> None:
@@ -431,6 +541,11 @@ class PolicyGroup:
 
     def shutdown(self) -> None:
         """Let go of all policies and end what was started for them; may be called twice."""
+        if self._generation:
+            # Nobody waits for it: a policy whose process is gone has left its groups already.
+            for handle in [*self._learners, *self._actors]:
+                handle.call(BasePolicy.close_comm_groups)
+            self._generation = 0
         self._learners.clear()
         self._actors.clear()
         self._routes.clear()

@@ -2,5 +2,19 @@
 
 from rlightning.runtime.future import Future, LocalFuture, gather, resolve, wait
 from rlightning.runtime.handle import WorkerHandle, WorkerInfo, as_handle
+from rlightning.runtime.place import own_place
+from rlightning.runtime.together import Call, together
 
-__all__ = ["Future", "LocalFuture", "WorkerHandle", "WorkerInfo", "as_handle", "gather", "resolve", "wait"]
+__all__ = [
+    "Call",
+    "Future",
+    "LocalFuture",
+    "WorkerHandle",
+    "WorkerInfo",
+    "as_handle",
+    "gather",
+    "own_place",
+    "resolve",
+    "together",
+    "wait",
+]

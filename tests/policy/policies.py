@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from rlightning.policy.base_policy import BasePolicy, PolicyRole
+from rlightning.distributed import ParallelMode
+from rlightning.policy.base_policy import BasePolicy, PolicyRole, infer_train_dp_world_size
 from rlightning.types import BatchedData, EnvRet, PolicyResponse
 from tests.doubles import LinearPolicy
 
@@ -210,3 +211,70 @@ class OwnLoading(Numbered):
 
     def fail_next_loading(self):
         self.refuses = True
+
+
+class Peer(LinearPolicy):
+    """Tells of its groups, and learns the mean of the numbers that it is given: its gradient is w minus their mean."""
+
+    def construct_network(self, env_meta, *args, **kwargs):
+        self.net = nn.Linear(1, 1, bias=False)
+        self.register_buffer("seen", torch.randn(2))
+
+    def setup_optimizer(self, optim_cfg):
+        self.optimizer = torch.optim.SGD(self.net.parameters(), 1.0)
+
+    def train(self, *args, fail_on=None, **kwargs):
+        if fail_on is not None and self.peers.rank in fail_on:
+            raise ArithmeticError(f"train policy {self.peers.rank} cannot")
+        x = self.dataset
+        self.optimizer.zero_grad()
+        (0.5 * (self.net.weight - x).square().mean()).backward()
+        self.optimizer.step()
+        return {"loss": float(x.mean()), "weight": self.net.weight.item(), "name": "peer"}
+
+    def _update_dataset(self, data):
+        self.dataset = data  # plain numbers
+
+    def get_groups(self):
+        return {
+            mode.value: [(group.ranks, group.rank, group.generation) for group in self.groups(mode)]
+            for mode in ParallelMode
+            if self.groups(mode)
+        }
+
+    def sum_of_ranks(self, mode):
+        group = self.group(mode)
+        return group.all_reduce_(torch.tensor(10.0 ** self.get_rank())).item()
+
+    def get_sizes(self):
+        default = torch.distributed.get_world_size() if torch.distributed.is_initialized() else None
+        return self.world_size, infer_train_dp_world_size(), default
+
+    def draw(self):
+        own, shared = (torch.rand(2, generator=one).tolist() for one in (self.generator, self.shared_generator))
+        return own, shared
+
+    def spoil(self, name):
+        with torch.no_grad():
+            self._all_tensors()[name].view(torch.int32).view(-1)[0] ^= 1
+
+
+class Wider(Peer):
+    """Has another network on the second train policy."""
+
+    def construct_network(self, env_meta, *args, **kwargs):
+        self.net = nn.Linear(1, 1 + self.peers.rank, bias=False)
+
+
+class Wrapping(Peer):
+    """Wraps its module itself."""
+
+    def wrap_with_ddp(self):
+        self.net = torch.nn.parallel.DistributedDataParallel(self.net)
+        self.model_list = [("net", self.net)]
+
+    def train(self, *args, **kwargs):
+        self.optimizer.zero_grad()
+        (0.5 * (self.net(torch.ones(1)) - self.dataset).square().mean()).backward()
+        self.optimizer.step()
+        return {"weight": self.net.module.weight.item()}

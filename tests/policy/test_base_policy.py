@@ -116,11 +116,6 @@ def test_networks_that_were_built_anew_wait_for_weights_again():
     assert policy.get_bundle_digest() == source.get_bundle_digest()
 
 
-def test_data_parallel_training_is_refused_by_option():
-    with pytest.raises(ConfigError, match=r"train\.parallel"):
-        LinearPolicy(PolicyConfig(), "train").init_train(TrainConfig(parallel="ddp"))
-
-
 def test_check_idle_is_for_sync_rollouts():
     actor().check_idle()
     with pytest.raises(AssertionError, match="get_num_requests"):

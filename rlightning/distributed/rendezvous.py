@@ -1,0 +1,76 @@
+"""Where the ranks of groups find each other."""
+
+from __future__ import annotations
+
+import socket
+from datetime import timedelta
+
+from torch.distributed import DistError, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # it does
+
+from rlightning.errors import CallTimeout, PeerLost
+
+_ELSEWHERE = ("192.0.2.1", 9)
+"""An address that belongs to nobody (RFC 5737): nothing is sent to it, the system is only asked for the way there."""
+
+
+class Rendezvous:
+    """A store that one rank listens with and all others connect to.
+
+    The system chooses its port, and the store listens on it from then on: a port that is found free, let go and taken
+    again later could be somebody else's by then. Any number of groups and generations meet in one store.
+
+    Attributes:
+        address: Of the node of the rank that listens.
+        port: The port that it listens on.
+    """
+
+    def __init__(self, store: Store, address: str, port: int) -> None:
+        self._store = store
+        self.address, self.port = address, port
+
+    @classmethod
+    def host(cls, port: int = 0, *, timeout_s: float = 300.0) -> Rendezvous:
+        """Listen.
+
+        Args:
+            port: 0 lets the system choose, which cannot fail.
+            timeout_s: Seconds that a rank waits in the store for another one.
+
+        Raises:
+            PeerLost: If the port is taken.
+        """
+        timeout = timedelta(seconds=timeout_s)
+        try:
+            store = TCPStore("127.0.0.1", port, None, True, timeout, wait_for_workers=False)
+        except (DistError, RuntimeError) as error:
+            raise PeerLost(f"rank 0 cannot listen on port {port}: {error}; port 0 lets the system choose") from error
+        return cls(store, address_towards(*_ELSEWHERE), store.port)
+
+    @classmethod
+    def join(cls, address: str, port: int, *, rank: int, timeout_s: float = 300.0) -> Rendezvous:
+        """Connect to the rank that listens.
+
+        Raises:
+            CallTimeout: If nobody answers in time.
+        """
+        try:
+            store = TCPStore(address, port, None, False, timedelta(seconds=timeout_s), wait_for_workers=False)
+        except (DistError, RuntimeError) as error:
+            raise CallTimeout(
+                f"rank {rank} found nobody at {address}:{port} within {timeout_s:g} s (phase rendezvous): {error}"
+            ) from error
+        return cls(store, address, port)
+
+    def store(self, name: str) -> Store:
+        """Give a part of the store that belongs to one group of one generation."""
+        return PrefixStore(name, self._store)
+
+
+def address_towards(address: str, port: int) -> str:
+    """Give the address of this node on the way to another one; the loopback address where there is no way."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((address, port))
+        except OSError:
+            return "127.0.0.1"
+        return str(probe.getsockname()[0])

@@ -1,0 +1,107 @@
+"""Calls on several workers that may wait for each other."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextvars import copy_context
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlightning.errors import CallTimeout, PeerLost, WorkerError
+from rlightning.runtime.future import Future, gather
+from rlightning.runtime.handle import WorkerHandle
+from rlightning.runtime.local import LocalHandle
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call on one worker.
+
+    Attributes:
+        handle: The worker.
+        method: What is called, named by the function itself.
+        args: Its arguments; futures are opened at the worker.
+        kwargs: Those by name.
+    """
+
+    handle: WorkerHandle
+    method: Callable[..., Any]
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+    def start(self) -> Future[Any]:
+        """Make the call."""
+        return self.handle.call(self.method, *self.args, **self.kwargs)
+
+
+def together(calls: Sequence[Call], timeout: float | None = None) -> list[Any]:
+    """Make all calls at once and wait for all of them, so that each may wait for what the others do.
+
+    Local workers run in a thread each, and a single one in the caller's thread. Calls on one worker run in the order
+    given.
+
+    Args:
+        calls: What to do.
+        timeout: Seconds for all of them; None waits for ever.
+
+    Returns:
+        The results, in order.
+
+    Raises:
+        WorkerError: If a call failed. Where several did, the one that did not merely wait for the others.
+        CallTimeout: If a call is not over in time.
+    """
+    deadline = None if timeout is None else time.monotonic() + timeout
+    futures: list[Future[Any] | None] = [None] * len(calls)
+    local: dict[int, list[int]] = {}
+    for place, call in enumerate(calls):
+        if isinstance(call.handle, LocalHandle):
+            local.setdefault(id(call.handle.target), []).append(place)
+        else:
+            futures[place] = call.start()
+
+    def run(places: list[int]) -> None:
+        for place in places:
+            futures[place] = calls[place].start()
+
+    if len(local) == 1:
+        run(*local.values())
+    else:
+        threads = [
+            threading.Thread(target=copy_context().run, args=(run, places), name=calls[places[0]].handle.name)
+            for places in local.values()
+        ]
+        for thread in threads:
+            # One that waits for ever must not keep the process from ending.
+            thread.daemon = True
+            thread.start()
+        for thread in threads:
+            thread.join(_left(deadline))
+    late = [f"{call.handle.name}.{call.method.__name__}" for call, f in zip(calls, futures, strict=True) if f is None]
+    if late:
+        raise CallTimeout(f"no answer within {timeout} s from {len(late)} calls: {', '.join(late[:10])}")
+    return _results([future for future in futures if future is not None], deadline)
+
+
+def _results(futures: list[Future[Any]], deadline: float | None) -> list[Any]:
+    try:
+        return gather(futures, _left(deadline))
+    except (WorkerError, CallTimeout) as first:
+        failures: list[Exception] = [first]
+    for future in futures:
+        try:
+            future.result(_left(deadline))
+        except (WorkerError, CallTimeout) as error:
+            failures.append(error)
+    raise min(failures, key=_is_a_consequence)
+
+
+def _is_a_consequence(error: Exception) -> bool:
+    """Tell whether somebody just waited in vain, so that another failure says more."""
+    return isinstance(error, CallTimeout) or isinstance(error.__cause__, CallTimeout | PeerLost)
+
+
+def _left(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, deadline - time.monotonic())

@@ -1,0 +1,262 @@
+"""Policies with ranks: their groups, their equal start, their averaged gradients, wherever they live."""
+
+import pytest
+import torch
+
+from rlightning.config import PolicyConfig, TrainConfig
+from rlightning.distributed import ParallelMode
+from rlightning.errors import CallTimeout, ConfigError, ProtocolError, WeightSyncError, WorkerError
+from rlightning.policy.base_policy import BasePolicy, PolicyRole, infer_train_dp_world_size
+from rlightning.policy.policy_group import PolicyGroup
+from rlightning.runtime import as_handle
+from tests.policy.crew import EVERYWHERE, Crew, crews
+from tests.policy.policies import Peer, Wider, Wrapping
+
+CONFIG = PolicyConfig()
+TRAIN = TrainConfig(max_epochs=10)
+crew = pytest.fixture(scope="module", params=EVERYWHERE)(crews)
+
+
+def ask_all(policies, method, *args):
+    """Ask one after the other, for what needs no others."""
+    return [as_handle(policy).call(method, *args).result(60) for policy in policies]
+
+
+def train(group, *values, **options):
+    group.update_dataset([torch.tensor(value) for value in values])
+    return group.train(**options)
+
+
+# Groups
+
+
+def test_every_policy_has_a_rank_and_is_in_the_groups_of_its_node_and_its_role(crew):
+    group = crew.group(Peer)
+    group._transfer_sets = [(group.train_list[0], group.eval_list), (group.train_list[1], group.eval_list[1:])]
+    group.init_comm_group()
+    policies = [*group.train_list, *group.eval_list]
+    assert sorted(ask_all(policies, Peer.get_rank)) == [0, 1, 2, 3]
+    # Learners are given first. In a mixed group the first one is alone on the controller's node.
+    assert ask_all(policies, Peer.get_rank) == [0, 1, 2, 3]
+    found = ask_all(policies, Peer.get_groups)
+    generation = found[0]["global"][0][2]
+    nodes = [(0,), (1, 2, 3)] if crew.place == "mixed" else [(0, 1, 2, 3)]
+    for rank, groups in enumerate(found):
+        node = next(ranks for ranks in nodes if rank in ranks)
+        assert groups["global"] == [((0, 1, 2, 3), rank, generation)]
+        assert groups["intra_node"] == [(node, node.index(rank), generation)]
+    assert [groups.get("train_data_parallel") for groups in found] == [
+        [((0, 1), 0, generation)],
+        [((0, 1), 1, generation)],
+        None,
+        None,
+    ]
+    # Rank 0 sends to 2 and 3, rank 1 to 3: the receiver 3 is in two groups.
+    assert [[ranks for ranks, _, _ in groups["weight_transfer"]] for groups in found] == [
+        [(0, 2, 3)],
+        [(1, 3)],
+        [(0, 2, 3)],
+        [(0, 2, 3), (1, 3)],
+    ]
+    for mode, sums in {ParallelMode.GLOBAL: [1111.0] * 4, ParallelMode.TRAIN_DATA_PARALLEL: [11.0, 11.0]}.items():
+        assert group._together([as_handle(p) for p in policies[: len(sums)]], Peer.sum_of_ranks, mode) == sums
+    group._together([as_handle(policy) for policy in policies], BasePolicy.dist_barrier)
+
+
+def test_groups_are_formed_again_for_other_members(crew):
+    group = crew.group(Peer)
+    generations = []
+    for actors in (2, 1, 0):
+        group.init_comm_group()
+        everybody = [*group.train_list, *group.eval_list]
+        found = ask_all(everybody, Peer.get_groups)
+        generations.append({groups["global"][0][2] for groups in found})
+        assert len(found[0]["global"][0][0]) == 2 + actors
+        # 1 + 10 of the ranks 0 and 1, and so on.
+        sums = group._together([as_handle(policy) for policy in everybody], Peer.sum_of_ranks, ParallelMode.GLOBAL)
+        assert sums == [float("1" * (2 + actors))] * (2 + actors)
+        if actors:
+            group.pop(PolicyRole.EVAL)
+    assert generations == [{1}, {2}, {3}]
+
+
+def test_colocated_eval_policies_have_no_rank_of_their_own(crew):
+    group = crew.group(Peer)
+    ask_all(group.eval_list, BasePolicy.close_comm_groups)
+    group._transfer_sets = [(group.train_list[0], group.eval_list)]
+    group.init_comm_group(is_colocated=True)
+    assert ask_all(group.eval_list, Peer.get_groups) == [{}, {}]
+    assert set(ask_all(group.train_list, Peer.get_groups)[0]) == {"global", "intra_node", "train_data_parallel"}
+
+
+def test_nobody_forms_no_group():
+    group = PolicyGroup([], [], CONFIG)
+    group.init_comm_group()
+    group.shutdown()
+
+
+def test_the_number_of_learners_is_known(crew):
+    group = crew.group(Peer)
+    group.init_comm_group()
+    group.init(TRAIN)
+    ours, inferred, default = ask_all(group.train_list, Peer.get_sizes)[1]
+    # The second learner. Torch's default group is there where each learner is a process of its own.
+    assert (ours, inferred) == (2, 2)
+    assert default == (2 if crew.place == "ray" else None)
+
+
+def test_the_number_of_learners_is_one_again_after_shutdown():
+    crew = Crew("local")
+    group = crew.group(Peer)
+    group.init_comm_group()
+    assert infer_train_dp_world_size() == 2
+    group.shutdown()
+    assert infer_train_dp_world_size() == 1
+
+
+def test_without_groups_a_policy_is_alone():
+    policy = Peer(CONFIG, PolicyRole.TRAIN)
+    policy.init_train(TRAIN)
+    assert (policy.get_rank(), policy.peers.size, policy.get_groups()) == (0, 1, {})
+    policy.dist_barrier()
+    policy.check_ranks()
+    policy.init_single_comm_group((1, 2), ParallelMode.INTRA_NODE)
+    with pytest.raises(ProtocolError, match="call init_distributed_env before init_single_comm_group"):
+        policy.init_single_comm_group((0, 1), ParallelMode.INTRA_NODE)
+
+
+# Equal start
+
+
+@pytest.mark.parametrize("seed", [7, None])
+def test_all_learners_start_from_the_weights_and_buffers_of_the_first(crew, seed):
+    group = crew.group(Peer, seed=seed)
+    group.init_comm_group()
+    group.init_train(TRAIN)
+    first, second = ask_all(group.train_list, BasePolicy.get_bundle_digest)
+    assert first == second
+    group.reset_training_state(TRAIN, seed=9)
+    again = ask_all(group.train_list, BasePolicy.get_bundle_digest)
+    assert again[0] == again[1] != first
+    assert again[0][0] == 1
+
+
+def test_learners_draw_on_their_own_and_alike_where_they_must(crew):
+    group = crew.group(Peer)
+    group.init_comm_group()
+    for again in (False, True):
+        if again:
+            group.reset_training_state(TRAIN, seed=8)
+        else:
+            group.init_train(TRAIN)
+        (first, shared), (second, also) = ask_all(group.train_list, Peer.draw)
+        assert first != second
+        # One learner alone draws what it would draw from its own generator.
+        assert shared == also == first
+
+
+def test_learners_that_build_other_networks_are_refused():
+    group = Crew("local").group(Wider, actors=0)
+    group.init_comm_group()
+    with pytest.raises(WorkerError, match=r"train policies \[1\] have other names, shapes or dtypes") as caught:
+        group.init_train(TRAIN)
+    assert isinstance(caught.value.__cause__, WeightSyncError)
+
+
+# Training
+
+
+def test_a_plain_backward_averages_over_the_learners(crew):
+    group = crew.group(Peer, actors=0)
+    group.init_comm_group()
+    group.init_train(TRAIN)
+    # The gradient of the mean of (w - x)² / 2 is w - mean(x); a step of 1 arrives at the mean of the means:
+    # (2 + 8) / 2.
+    assert train(group, [1.0, 3.0], [8.0])["weight"] == pytest.approx(5.0)
+    # What each reports is its own; their mean is there too.
+    assert group.mean_metrics() == pytest.approx({"loss": 5.0, "weight": 5.0})
+    assert len(set(map(str, ask_all(group.train_list, BasePolicy.get_bundle_digest)))) == 1
+
+
+def test_ranks_that_differ_are_found_by_name(crew):
+    group = crew.group(Peer, actors=0)
+    group.init_comm_group()
+    group.init_train(TrainConfig(check_ranks_interval=2))
+    ask_all(group.train_list[1:], Peer.spoil, "self.seen")
+    train(group, [1.0], [2.0])
+    with pytest.raises(WorkerError, match=r"after epoch 2 train policy 1 differs .* 1 of 2 tensors: self\.seen"):
+        train(group, [1.0], [2.0])
+
+
+@pytest.mark.parametrize("broken", [(1,), (0,), (0, 1)])
+def test_a_learner_that_fails_is_named_and_nobody_waits_for_it(crew, broken):
+    group = crew.group(Peer, actors=0)
+    group.init_comm_group()
+    group.init_train(TRAIN)
+    with pytest.raises(WorkerError, match=f"train policy {broken[0]} cannot"):
+        train(group, [1.0], [2.0], fail_on=broken)
+    # Having left the others it does not go on alone, and says how to go on.
+    with pytest.raises(WorkerError, match=r"call PolicyGroup\.init_comm_group to form the groups again"):
+        train(group, [1.0], [3.0])
+    group.init_comm_group()
+    assert train(group, [1.0], [3.0])["weight"] == pytest.approx(2.0)
+
+
+def test_a_learner_that_does_not_come_is_a_timeout_that_names_it():
+    crew = Crew("local")
+    group = crew.group(Peer, actors=0, timeout_s=2.0)
+    group.init_comm_group()
+    group.init_train(TRAIN)
+    first = as_handle(group.train_list[0])
+    first.target.dataset = torch.ones(1)
+    with pytest.raises(
+        WorkerError, match=r"rank 0 of 2 in the group train_data_parallel\[0,1\].*phase all_reduce"
+    ) as e:
+        first.call(BasePolicy._train).result()
+    assert isinstance(e.value.__cause__, CallTimeout)
+
+
+@pytest.mark.ray
+def test_an_authors_own_wrapper_takes_precedence(ray_cluster):
+    crew = Crew("ray")
+    try:
+        group = crew.group(Wrapping, actors=0)
+        group.init_comm_group()
+        group.init_train(TRAIN)
+        # (2 + 8) / 2, as without the wrapper; the eval side knows the weight by its plain name.
+        assert train(group, [1.0, 3.0], [8.0])["weight"] == pytest.approx(5.0)
+        assert list(ask_all(group.train_list, BasePolicy.get_param_fingerprint)[1]) == ["net.weight", "self.seen"]
+    finally:
+        crew.stop()
+
+
+def test_an_authors_own_wrapper_wants_processes():
+    group = Crew("local").group(Wrapping, actors=0)
+    group.init_comm_group()
+    with pytest.raises(WorkerError, match=r"set cluster\.remote_train=true") as caught:
+        group.init_train(TRAIN)
+    assert isinstance(caught.value.__cause__, ConfigError)
+
+
+# State
+
+
+def test_a_group_of_learners_goes_on_from_its_state(crew):
+    group = crew.group(Peer)
+    group.init_comm_group()
+    group.init(TRAIN)
+    group.sync_weights()
+    train(group, [1.0], [3.0])
+    state = group.get_training_state()
+
+    def go_on():
+        train(group, [2.0], [5.0])
+        return [ask_all(group.train_list, method) for method in (BasePolicy.get_bundle_digest, Peer.draw)]
+
+    expected = go_on()
+    group.init(TRAIN)
+    group.load_training_state(state)
+    assert go_on() == expected
+    group.pop(PolicyRole.TRAIN)
+    with pytest.raises(ProtocolError, match=r"2 train policies, this one has 1: set cluster\.train_worker_num=2"):
+        group.load_training_state(state)
