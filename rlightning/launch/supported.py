@@ -67,6 +67,14 @@ _CONTRADICTIONS = (
         'colocated policies hand their weights over directly; use "None", or set cluster.is_colocated to false',
     ),
     _Rule(
+        "policy.weight_buffer.transport",
+        lambda config: (
+            (config.policy.weight_buffer.transport, config.policy.weight_buffer.buffer_strategy)
+            == ("collective", "Sharded")
+        ),
+        '"Sharded" sends another part to each policy, which is no broadcast; use "object_store"',
+    ),
+    _Rule(
         "cluster.eval_worker_num",
         lambda config: config.cluster.is_colocated and config.cluster.eval_worker_num > config.cluster.train_worker_num,
         "colocated policies are pairs: use at most cluster.train_worker_num",

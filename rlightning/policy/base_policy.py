@@ -47,6 +47,8 @@ from rlightning.weights.bundle import (
 from rlightning.weights.layout import Layout, NamedTensors, as_bytes, copy_all, each
 from rlightning.weights.slots import Slots
 
+_NOTHING_COMES = -2
+"""Version that a sender broadcasts instead of weights that it could not read."""
 _BUILDING = threading.Lock()
 """Held while networks are drawn from the global generator: several policies of a process may start at once."""
 
@@ -456,11 +458,29 @@ class BasePolicy(nn.Module, ABC):
                 next request and the next wait raise the error too.
         """
         self._require_init("import_bundle")
-        with self._noting_failure():
-            self._check_newer(bundle.version)
-            with self._timer.measure("import"), self._gate.update():
-                self.load_state_dict(bundle.views(), version=bundle.version)
-                self.version = bundle.version
+        return self._import(bundle.views(), bundle.version)
+
+    def broadcast_weights(self) -> int:
+        """Send the weights to all members of the group of this sender; each of them calls ``recv_weights()``.
+
+        Returns:
+            Their version.
+        """
+        self._require_init("broadcast_weights")
+        group = self.group(ParallelMode.WEIGHT_TRANSFER)
+        try:
+            tensors = self.get_trainable_parameters()
+            layout = self._layout_of(tensors)
+            flat = torch.zeros(layout.num_bytes, dtype=torch.uint8, device=self.device)
+            copy_all(layout.views(flat), tensors)
+        except BaseException:
+            # The receivers wait already: tell them that nothing comes.
+            group.broadcast_(torch.tensor([_NOTHING_COMES, 0, 0], device=self.device))
+            raise
+        with self._timer.measure("export"):
+            key = int(layout.key, 16) - 2**63
+            group.broadcast_(torch.tensor([self.version, key, layout.num_bytes], device=self.device))
+            group.broadcast_(flat)
         return self.version
 
     def init_weight_buffer(self, shared_weight_buffer: Slots | None = None) -> None:
@@ -501,11 +521,12 @@ class BasePolicy(nn.Module, ABC):
         if self._slots is not None:
             self._slots.unlink()
 
-    def recv_weights(self, payload: Bundle | BundlePart) -> int:
+    def recv_weights(self, payload: Bundle | BundlePart | None = None) -> int:
         """Take weights: into the buffer, in force with the next update; without a buffer in force at once.
 
         Args:
-            payload: All of them, or the part that is this policy's to receive.
+            payload: All of them, or the part that is this policy's to receive; None waits for the sender of this
+                policy's group to broadcast them.
 
         Returns:
             Their version.
@@ -513,6 +534,8 @@ class BasePolicy(nn.Module, ABC):
         Raises:
             WeightSyncError: If they do not fit; what was in force stays in force.
         """
+        if payload is None:
+            return self._receive_broadcast()
         if self._slots is None:
             if isinstance(payload, BundlePart):
                 raise ProtocolError("parts of weights come together in a buffer: call init_weight_buffer first")
@@ -615,14 +638,10 @@ class BasePolicy(nn.Module, ABC):
         """
         self._require_init("recv_weights_ipc")
         self._check_key(payload.layout.key)
-        with self._noting_failure():
-            self._check_newer(payload.version)
-            with self._timer.measure("import"), self._gate.update():
-                self.load_state_dict(payload.views(), version=payload.version)
-                self.version = payload.version
+        version = self._import(payload.views(), payload.version)
         self._handed_over = payload
         payload.unlink()
-        return self.version
+        return version
 
     # Memory
 
@@ -1045,6 +1064,38 @@ class BasePolicy(nn.Module, ABC):
         self.training = training
         for child in self.children():
             child.train(training)
+
+    def _receive_broadcast(self) -> int:
+        group = self.group(ParallelMode.WEIGHT_TRANSFER)
+        if group.size < 2:
+            raise ProtocolError("there is no sender to receive from: call PolicyGroup.init_comm_group first")
+        with self._timer.measure("receive"):
+            version, key, num_bytes = group.broadcast_(torch.zeros(3, dtype=torch.int64, device=self.device)).tolist()
+            if version == _NOTHING_COMES:
+                raise WeightSyncError("the sender failed before it sent anything")
+            layout = self.weight_layout()
+            fits = key == int(layout.key, 16) - 2**63
+            if fits and self._slots is not None and self._slots.device == torch.device(self.device):
+                with self._slots.filling(version) as place:
+                    group.broadcast_(place)
+                return int(version)
+            # What does not fit is received all the same, so that the others get theirs.
+            flat = group.broadcast_(torch.zeros(num_bytes, dtype=torch.uint8, device=self.device))
+        if not fits:
+            self._check_key("")
+        if self._slots is None:
+            return self._import(layout.views(flat), version)
+        self._slots.write_bytes(version, flat)
+        return int(version)
+
+    def _import(self, tensors: NamedTensors, version: int) -> int:
+        """Copy weights in, between two requests; they are in force at once."""
+        with self._noting_failure():
+            self._check_newer(version)
+            with self._timer.measure("import"), self._gate.update():
+                self.load_state_dict(tensors, version=version)
+                self.version = version
+        return version
 
     def _follow_announcement(self) -> None:
         # Whoever waits, and the next request, is told of a failure; the updater goes on.

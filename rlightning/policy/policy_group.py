@@ -17,7 +17,7 @@ from rlightning.policy.router import NodeAffinityRouter, Router, SimpleRouter
 from rlightning.runtime import Call, Future, WorkerHandle, as_handle, gather, together
 from rlightning.types import BatchedData, EnvMeta, EnvRet, PolicyResponse
 from rlightning.weights.bundle import Mismatch
-from rlightning.weights.sync import WEIGHT_SYNCS, ColocatedSync, Delivery, WeightSync
+from rlightning.weights.sync import CARRIERS, WEIGHT_SYNCS, ColocatedSync, Delivery, WeightSync
 from rlightning.weights.topology import build_transfer_info_for_colocated, build_transfer_info_for_disaggregated
 
 logger = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class PolicyGroup:
         self._is_settled = True  # whether announced weights are known to be in force
         self._sent_version = -1
         self._announced_version: int | None = None
-        self._transfer_sets: list[tuple[Any, list[Any]]] = []
+        self._transfer_sets: list[tuple[Any, list[Any]]] | None = None  # None: by the transfer plan
         self._generation = 0
         self._reports: list[Any] = []
 
@@ -311,10 +311,18 @@ class PolicyGroup:
 
     def _transfers(self, handles: Sequence[WorkerHandle]) -> list[tuple[int, list[int]]]:
         """Say by places in ``handles`` who sends weights to whom; pairs with somebody else are left out."""
+        if self._transfer_sets is None:
+            sets: dict[int, tuple[Any, list[Any]]] = {}
+            for delivery in self._deliveries() if self._learners else []:
+                held = sets.setdefault(id(delivery.sender), (delivery.sender.target, []))
+                held[1].extend(receiver.target for receiver in delivery.receivers)
+            transfers = list(sets.values())
+        else:
+            transfers = self._transfer_sets
         places = {id(handle.target): place for place, handle in enumerate(handles)}
         found = [
             (places.get(id(sender)), [places[id(one)] for one in receivers if id(one) in places])
-            for sender, receivers in self._transfer_sets
+            for sender, receivers in transfers
         ]
         return [(sender, receivers) for sender, receivers in found if sender is not None and receivers]
 
@@ -587,18 +595,26 @@ class PolicyGroup:
         if self._is_colocated:
             pairs = build_transfer_info_for_colocated(self._learners, self._actors)["all"]
             return ColocatedSync(
-                [Delivery(pair["sender"], (pair["receiver"],), (pair["receiver"],), True) for pair in pairs]
+                [Delivery(pair["sender"], (pair["receiver"],), (pair["receiver"],), True) for pair in pairs],
+                CARRIERS["object_store"],
             )
+        carry = CARRIERS[weight_carrier(self.config)]
+        return WEIGHT_SYNCS[self._strategy](self._deliveries(), carry)
+
+    def _deliveries(self) -> list[Delivery]:
+        """Apply the transfer plan to the policies where they are now."""
         placement = self._placement()
         router_map, transfer_info = build_transfer_info_for_disaggregated(placement, self._strategy)
-        deliveries = [
+        return [
             Delivery(
-                item["sender"], tuple(item["receiver"]), tuple(placement[target]["eval_policies"]), item["intra_node"]
+                item["sender"],
+                tuple(item["receiver"]),
+                tuple(placement[target]["eval_policies"]),
+                item["intra_node"],
             )
             for node, targets in router_map.items()
             for target, item in zip(targets, transfer_info[node], strict=True)
         ]
-        return WEIGHT_SYNCS[self._strategy](deliveries)
 
     def _settle(self) -> None:
         """Wait until nobody acts with the slots that come next; who failed to update acts with nothing."""
@@ -636,6 +652,19 @@ class PolicyGroup:
                 places.setdefault(index, []).append(place)
             routes = self._routes[env_ids] = [(self._actors[index], held) for index, held in places.items()]
         return routes
+
+
+def weight_carrier(config: PolicyConfig) -> str:
+    """Choose how weights travel between processes: by broadcast between accelerators, else by the object store.
+
+    Parts of "Sharded" go to one receiver each, which is no broadcast.
+    """
+    chosen = config.weight_buffer.transport
+    if chosen == "auto":
+        on_accelerators = config.train_num_gpus > 0 and config.eval_num_gpus > 0
+        is_whole = config.weight_buffer.buffer_strategy != "Sharded"
+        chosen = "collective" if on_accelerators and is_whole else "object_store"
+    return chosen
 
 
 def _hook(handle: WorkerHandle, own: Any, users: Any) -> Any:

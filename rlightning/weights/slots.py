@@ -143,6 +143,13 @@ class Slots:
             self._flats[back][start:stop].copy_(flat)
 
     @contextmanager
+    def filling(self, version: int) -> Iterator[torch.Tensor]:
+        """Write a whole version as bytes: yields their place; it is complete when the block ends well."""
+        back = 1 - self._front
+        with self._stamping(back, slice(0, self.num_parts), version):
+            yield self._flats[back]
+
+    @contextmanager
     def _stamping(self, slot: int, parts: slice, version: int) -> Iterator[None]:
         stamp = self.stamp + 1
         self._header[slot, 0, parts] = 0

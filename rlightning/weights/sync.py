@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rlightning.errors import WeightSyncError
-from rlightning.runtime import Future, WorkerHandle, gather, wait
+from rlightning.runtime import Call, Future, WorkerHandle, gather, together, wait
 from rlightning.weights.bundle import Bundle, BundlePart
 from rlightning.weights.slots import Slots
 
@@ -22,6 +22,9 @@ class Sender(Protocol):
 
     def send_weights(self, receivers: Sequence[Any] = (), shared_weight_buffer: Slots | None = None) -> Bundle | int:
         """Give the weights, or write them into a shared buffer."""
+
+    def broadcast_weights(self) -> int:
+        """Send the weights to the group of this sender."""
 
     def send_weight_parts(self, count: int) -> list[BundlePart]:
         """Give the weights in parts."""
@@ -48,8 +51,8 @@ class Receiver(Protocol):
     def unlink_weight_buffer(self) -> None:
         """Say that all have mapped the buffer."""
 
-    def recv_weights(self, payload: Bundle | BundlePart) -> int:
-        """Take weights."""
+    def recv_weights(self, payload: Bundle | BundlePart | None = None) -> int:
+        """Take weights; None waits for a broadcast."""
 
     def recv_weights_ipc(self, payload: Slots) -> int:
         """Take weights by a handle of memory."""
@@ -109,20 +112,14 @@ class DirectSync:
     once per node however many receivers are there.
     """
 
-    def __init__(self, deliveries: Sequence[Delivery]) -> None:
-        self._deliveries = list(deliveries)
+    def __init__(self, deliveries: Sequence[Delivery], carry: Carry) -> None:
+        self._deliveries, self._carry = list(deliveries), carry
 
     def prepare(self, timeout_s: float | None) -> None:
         """Nothing to make."""
 
     def send(self, timeout_s: float | None) -> int:
-        payloads = _Payloads()
-        calls = [
-            receiver.channel(CHANNEL).call(Receiver.recv_weights, payloads.of(delivery))
-            for delivery in self._deliveries
-            for receiver in delivery.receivers
-        ]
-        return _same_version(gather(calls, timeout_s))
+        return _same_version(self._carry(self._deliveries, timeout_s))
 
     def announce(self, timeout_s: float | None) -> None:
         """Nothing to tell."""
@@ -150,21 +147,15 @@ class ColocatedSync(DirectSync):
 class DoubleSync:
     """Two slots per eval policy ("Double"): new weights come in while rollouts go on, and pointers are exchanged."""
 
-    def __init__(self, deliveries: Sequence[Delivery]) -> None:
-        self._deliveries = list(deliveries)
+    def __init__(self, deliveries: Sequence[Delivery], carry: Carry) -> None:
+        self._deliveries, self._carry = list(deliveries), carry
 
     def prepare(self, timeout_s: float | None) -> None:
         actors = [actor for delivery in self._deliveries for actor in delivery.actors]
         gather([actor.call(Receiver.init_weight_buffer) for actor in actors], timeout_s)
 
     def send(self, timeout_s: float | None) -> int:
-        payloads = _Payloads()
-        calls = [
-            receiver.channel(CHANNEL).call(Receiver.recv_weights, payloads.of(delivery))
-            for delivery in self._deliveries
-            for receiver in delivery.receivers
-        ]
-        return _same_version(gather(calls, timeout_s))
+        return _same_version(self._carry(self._deliveries, timeout_s))
 
     def announce(self, timeout_s: float | None) -> None:
         gather(
@@ -187,8 +178,8 @@ class SharedSync(DoubleSync):
     weights travel once, and the first eval policy there writes them.
     """
 
-    def __init__(self, deliveries: Sequence[Delivery]) -> None:
-        super().__init__(deliveries)
+    def __init__(self, deliveries: Sequence[Delivery], carry: Carry) -> None:
+        super().__init__(deliveries, carry)
         self._buffers: list[Slots] = []
 
     def prepare(self, timeout_s: float | None) -> None:
@@ -212,15 +203,13 @@ class SharedSync(DoubleSync):
             gather([delivery.actors[0].call(Receiver.unlink_weight_buffer) for delivery in self._deliveries], timeout_s)
 
     def send(self, timeout_s: float | None) -> int:
-        payloads = _Payloads()
-        calls: list[Future[Any]] = []
-        for delivery, buffer in zip(self._deliveries, self._buffers, strict=True):
-            if delivery.intra_node:
-                calls.append(delivery.sender.call(Sender.send_weights, (), buffer))
-            else:
-                first = delivery.receivers[0].channel(CHANNEL)
-                calls.append(first.call(Receiver.recv_weights, payloads.of(delivery)))
-        return _same_version(gather(calls, timeout_s))
+        written: list[Future[Any]] = [
+            delivery.sender.call(Sender.send_weights, (), buffer)
+            for delivery, buffer in zip(self._deliveries, self._buffers, strict=True)
+            if delivery.intra_node
+        ]
+        carried = self._carry([delivery for delivery in self._deliveries if not delivery.intra_node], timeout_s)
+        return _same_version([*gather(written, timeout_s), *carried])
 
     def _parts(self, delivery: Delivery) -> int:
         return 1
@@ -245,17 +234,31 @@ class ShardedSync(SharedSync):
         return len(delivery.receivers)
 
 
-class _Payloads:
-    """Asks each sender once, however many nodes it serves."""
+def by_object_store(deliveries: Sequence[Delivery], timeout_s: float | None) -> list[int]:
+    """Hand the weights on as futures; each sender is asked once, however many nodes it serves."""
+    payloads: dict[int, Future[Any]] = {}
+    calls = []
+    for delivery in deliveries:
+        if id(delivery.sender) not in payloads:
+            payloads[id(delivery.sender)] = delivery.sender.call(Sender.send_weights, ("all",))
+        payload = payloads[id(delivery.sender)]
+        calls += [receiver.channel(CHANNEL).call(Receiver.recv_weights, payload) for receiver in delivery.receivers]
+    return gather(calls, timeout_s)
 
-    def __init__(self) -> None:
-        self._futures: dict[int, Future[Any]] = {}
 
-    def of(self, delivery: Delivery) -> Future[Any]:
-        key = id(delivery.sender)
-        if key not in self._futures:
-            self._futures[key] = delivery.sender.call(Sender.send_weights, ("all",))
-        return self._futures[key]
+def by_broadcast(deliveries: Sequence[Delivery], timeout_s: float | None) -> list[int]:
+    """Let each sender broadcast to all its receivers by their communication group."""
+    senders = {id(delivery.sender): delivery.sender for delivery in deliveries}
+    receivers = [receiver for delivery in deliveries for receiver in delivery.receivers]
+    calls = [Call(sender, Sender.broadcast_weights) for sender in senders.values()]
+    calls += [Call(receiver.channel(CHANNEL), Receiver.recv_weights) for receiver in receivers]
+    return together(calls, timeout_s)
+
+
+Carry = Callable[[Sequence[Delivery], float | None], list[int]]
+"""Brings the weights of each delivery's sender to its receivers; gives the version at each."""
+CARRIERS: dict[str, Carry] = {"object_store": by_object_store, "collective": by_broadcast}
+"""Ways between processes by name."""
 
 
 def _same_version(versions: Sequence[int]) -> int:
@@ -272,7 +275,7 @@ def _late(deliveries: Sequence[Delivery], timeout_s: float | None) -> list[str]:
     return [actor.name for actor, done in zip(actors, gather(calls), strict=True) if not done]
 
 
-WEIGHT_SYNCS: dict[str, Callable[[Sequence[Delivery]], WeightSync]] = {
+WEIGHT_SYNCS: dict[str, Callable[[Sequence[Delivery], Carry], WeightSync]] = {
     "None": DirectSync,
     "Double": DoubleSync,
     "Shared": SharedSync,

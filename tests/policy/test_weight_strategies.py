@@ -20,8 +20,8 @@ STRATEGIES = ["None", "Double", "Shared", "Sharded"]
 TRAIN = TrainConfig(max_epochs=1000)
 
 
-def config_for(strategy):
-    return PolicyConfig(weight_buffer=WeightBufferConfig(buffer_strategy=strategy))
+def config_for(strategy, transport="auto"):
+    return PolicyConfig(weight_buffer=WeightBufferConfig(buffer_strategy=strategy, transport=transport))
 
 
 REMOTE = {"local": [False] * 4, "ray": [True] * 4, "mixed": [False, True, False, True]}
@@ -52,12 +52,14 @@ def maker(request, policies):
     if request.param != "local":
         request.getfixturevalue("ray_cluster")
 
-    def make(cls, strategy, actors=3, colocated=False):
+    def make(cls, strategy, actors=3, colocated=False, transport="auto"):
         learner, *others = policies(request.param, cls)
-        group = PolicyGroup([learner], others[:actors], config_for(strategy), seed=3, call_timeout_s=60)
+        group = PolicyGroup([learner], others[:actors], config_for(strategy, transport), seed=3, call_timeout_s=60)
         group.init(TRAIN)
         group.init_placement_info(is_colocated=colocated)
         group.init_weight_buffer()
+        if transport == "collective":
+            group.init_comm_group("gloo")
         return group
 
     return make
@@ -169,6 +171,35 @@ def test_an_update_that_fails_is_raised_by_the_next_wait_and_the_next_request_an
 def test_some_policies_here_and_others_elsewhere_are_one_group(mixed, strategy):
     group = mixed(Numbered, strategy)
     assert len(group.placement_info) == 2
+    for version in range(3):
+        assert push(group) == version
+        assert seen(group) == [([version], version)] * 3
+        train(group)
+
+
+@pytest.mark.parametrize("strategy", ["None", "Double", "Shared"])
+def test_a_broadcast_brings_the_same(mixed, strategy):
+    group = mixed(Numbered, strategy, transport="collective")
+    for version in range(3):
+        assert push(group) == version
+        assert seen(group) == [([version], version)] * 3
+        train(group)
+    ask(group.train_list[0], Numbered.fail_next_export)
+    with pytest.raises(WorkerError, match="Cannot copy out of meta tensor"):
+        group.sync_weights()
+    assert seen(group) == [([2], 2)] * 3
+    assert push(group) == 3
+    assert seen(group) == [([3], 3)] * 3
+
+
+def test_several_local_policies_broadcast_in_one_process(policies):
+    learner, *others = policies("local", Numbered)
+    group = PolicyGroup([learner], others, config_for("Double", "collective"), call_timeout_s=60)
+    group.init(TRAIN)
+    group.init_weight_buffer()
+    with pytest.raises(WorkerError, match=r"call PolicyGroup\.init_comm_group first"):
+        group.sync_weights()
+    group.init_comm_group("gloo")
     for version in range(3):
         assert push(group) == version
         assert seen(group) == [([version], version)] * 3
