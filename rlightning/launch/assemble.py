@@ -8,6 +8,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlightning.buffer.assignment import blocks
 from rlightning.buffer.data_buffer import DataBuffer
 from rlightning.buffer.shard import BufferShard
 from rlightning.config import Config, EnvConfig
@@ -107,6 +108,8 @@ def build_policy_group(config: Config, env_meta: EnvMeta) -> PolicyGroup:
             call_timeout_s=config.cluster.call_timeout_s,
             on_shutdown=pool.stop,
         )
+        if config.cluster.train_worker_num > 1:
+            group.init_comm_group()
         group.init_weight_buffer()
         group.init(config.train, env_meta, config.evaluation)
     return group
@@ -115,8 +118,13 @@ def build_policy_group(config: Config, env_meta: EnvMeta) -> PolicyGroup:
 def build_data_buffer(config: Config) -> DataBuffer:
     """Start the shards of the data buffer."""
     with _pool(config) as pool:
-        shards = pool.start(_buffer_specs(config))
-        return DataBuffer(shards, call_timeout_s=config.cluster.call_timeout_s, on_close=pool.stop)
+        return DataBuffer(
+            pool.start(_buffer_specs(config)),
+            num_env_workers=config.num_env_workers,
+            num_learners=config.cluster.train_worker_num,
+            call_timeout_s=config.cluster.call_timeout_s,
+            on_close=pool.stop,
+        )
 
 
 def build_engine(
@@ -225,6 +233,13 @@ def _policy_specs(config: Config, role: PolicyRole) -> list[WorkerSpec]:
 def _buffer_specs(config: Config) -> list[WorkerSpec]:
     num_envs = [kind.num_envs for kind in config.env for _ in range(kind.num_workers)]
     capacity = config.buffer.capacity or config.train.max_rollout_steps
-    args = (lookup("buffer", config.buffer.type), capacity, num_envs)
-    remote = config.cluster.remote_storage
-    return [WorkerSpec(BufferShard, args, f"buffer[{i}]", remote) for i in range(config.cluster.buffer_worker_num)]
+    storage = lookup("buffer", config.buffer.type)
+    return [
+        WorkerSpec(
+            BufferShard,
+            (storage, capacity, num_envs[block.start : block.stop], block.start),
+            f"buffer[{index}]",
+            config.cluster.remote_storage,
+        )
+        for index, block in enumerate(blocks(len(num_envs), config.cluster.buffer_worker_num))
+    ]

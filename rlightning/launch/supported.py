@@ -24,16 +24,6 @@ class _Rule:
 
 _NOT_YET = (
     _Rule(
-        "cluster.train_worker_num",
-        lambda config: config.cluster.train_worker_num > 1,
-        "several train policies are not in this version; use 1",
-    ),
-    _Rule(
-        "cluster.buffer_worker_num",
-        lambda config: config.cluster.buffer_worker_num > 1,
-        "several buffer shards are not in this version; use 1",
-    ),
-    _Rule(
         "cluster.is_colocated",
         lambda config: config.cluster.is_colocated,
         "colocated train and eval policies are not in this version; use false",
@@ -73,14 +63,19 @@ _NOT_YET = (
         lambda config: not config.buffer.auto_truncate_episode,
         "a block is always closed when the learner takes it; keeping open episodes is not in this version; use true",
     ),
-    _Rule(
-        "train.parallel",
-        lambda config: config.train.parallel == "ddp",
-        "data-parallel training is not in this version; use none",
-    ),
 )
 
 _CONTRADICTIONS = (
+    _Rule(
+        "cluster.buffer_worker_num",
+        lambda config: config.cluster.buffer_worker_num > config.cluster.train_worker_num,
+        "more than cluster.train_worker_num: a shard gives its data to one train policy or more; lower it",
+    ),
+    _Rule(
+        "cluster.buffer_worker_num",
+        lambda config: config.cluster.buffer_worker_num > config.num_env_workers,
+        "more than there are env workers: some shards would stay empty; lower it, or raise env.num_workers",
+    ),
     _Rule(
         "buffer.capacity",
         lambda config: (config.buffer.capacity or config.train.max_rollout_steps) < config.train.max_rollout_steps,
