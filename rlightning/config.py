@@ -191,11 +191,11 @@ class ClusterConfig(Section):
     ray_address: str = "local"
     """"local" starts a Ray of its own; "auto" or an address joins a running one. Used if any worker is remote."""
     train_worker_num: int = Field(1, ge=1)
-    """Train policies (learners)."""
+    """Train policies (learners), which train data parallel."""
     eval_worker_num: int = Field(1, ge=1)
     """Eval policies (actors)."""
     buffer_worker_num: int = Field(1, ge=1)
-    """Shards of the data buffer."""
+    """Shards of the data buffer; each takes a block of the env workers and gives to a block of the train policies."""
     remote_train: bool = False
     """Train policies are processes of their own."""
     remote_eval: bool = False
@@ -264,6 +264,11 @@ class Config(Section):
     buffer: BufferConfig = BufferConfig()
     cluster: ClusterConfig = ClusterConfig()
     log: LogConfig = LogConfig()
+
+    @property
+    def num_env_workers(self) -> int:
+        """Env workers of training."""
+        return sum(env.num_workers for env in self.env)
 
     @property
     def num_envs(self) -> int:

@@ -7,8 +7,9 @@ from typing import Any
 
 from tensordict import TensorDict
 
+from rlightning.buffer.assignment import blocks
 from rlightning.buffer.shard import BufferShard
-from rlightning.runtime import Future, as_handle
+from rlightning.runtime import Future, JointFuture, WorkerHandle, as_handle, gather
 from rlightning.types import BatchedData, EnvRet, PolicyResponse
 
 
@@ -20,18 +21,37 @@ class DataBuffer:
     """
 
     def __init__(
-        self, shards: Sequence[Any], *, call_timeout_s: float | None = None, on_close: Callable[[], None] | None = None
+        self,
+        shards: Sequence[Any],
+        *,
+        num_env_workers: int | None = None,
+        num_learners: int | None = None,
+        call_timeout_s: float | None = None,
+        on_close: Callable[[], None] | None = None,
     ) -> None:
         """Take the shards.
 
         Args:
-            shards: ``BufferShard`` objects or Ray actor handles of them; one in this version.
+            shards: ``BufferShard`` objects or Ray actor handles of them, in the order of their env workers.
+            num_env_workers: Env workers of all shards, which have them in ``blocks``; a single shard has all.
+            num_learners: Train policies, to which shards give in ``blocks``; None means one per shard.
             call_timeout_s: Seconds that one call on a shard may take; None is no limit.
             on_close: Called once by ``close``, to end the processes of the shards.
+
+        Raises:
+            ValueError: If there is no shard, or a shard would have no env worker or no train policy.
         """
-        if len(shards) != 1:
-            raise ValueError(f"this version has one shard, got {len(shards)}")
-        self._shard = as_handle(shards[0], "buffer[0]")
+        learners = len(shards) if num_learners is None else num_learners
+        if not shards:
+            raise ValueError("a data buffer needs a shard")
+        if len(shards) > 1 and (num_env_workers is None or num_env_workers < len(shards)):
+            raise ValueError(f"{len(shards)} shards for {num_env_workers} env workers: each needs one")
+        if learners < len(shards):
+            raise ValueError(f"{len(shards)} shards for {learners} train policies: each needs one to give its data to")
+        self._shards = [as_handle(shard, f"buffer[{index}]") for index, shard in enumerate(shards)]
+        owned = blocks(num_env_workers, len(shards)) if num_env_workers is not None and len(shards) > 1 else []
+        self._owners = [shard for shard, block in zip(self._shards, owned, strict=False) for _ in block]
+        self._pieces = [len(block) for block in blocks(learners, len(shards))]
         self._timeout_s = call_timeout_s
         self._on_close = on_close
 
@@ -39,7 +59,7 @@ class DataBuffer:
         self, env_id: int, env_ret: EnvRet | Future[EnvRet], response: PolicyResponse | Future[PolicyResponse]
     ) -> Future[None]:
         """Add one step of one env worker without waiting; the future tells of a failure."""
-        return self._shard.call(BufferShard.add, (env_id,), env_ret, response)
+        return self._owner(env_id).call(BufferShard.add, (env_id,), env_ret, response)
 
     def add_batched_data_async(self, env_rets: BatchedData[Any], responses: BatchedData[Any]) -> Future[None]:
         """Add one step of several env workers by one call, without waiting; the future tells of a failure.
@@ -49,7 +69,14 @@ class DataBuffer:
         """
         if tuple(env_rets.env_ids) != tuple(responses.env_ids):
             raise ValueError(f"results of env workers {env_rets.env_ids}, responses for {responses.env_ids}")
-        return self._shard.call(BufferShard.add, tuple(env_rets.env_ids), *env_rets.items, *responses.items)
+        if len(self._shards) == 1:
+            return self._shards[0].call(BufferShard.add, tuple(env_rets.env_ids), *env_rets.items, *responses.items)
+        calls = []
+        for shard, places in self._by_owner(env_rets.env_ids):
+            ids = tuple(env_rets.env_ids[place] for place in places)
+            seen = [env_rets.items[place] for place in places]
+            calls.append(shard.call(BufferShard.add, ids, *seen, *(responses.items[place] for place in places)))
+        return JointFuture(calls)
 
     def add_transition(
         self, env_id: int, env_ret: EnvRet | Future[EnvRet], response: PolicyResponse | Future[PolicyResponse]
@@ -63,7 +90,7 @@ class DataBuffer:
 
     def add_episode(self, env_id: int, episode: TensorDict) -> None:
         """Add consecutive whole transitions of one env worker, [T', N_worker]; fields as in ``sample``."""
-        self._shard.call(BufferShard.add_episode, env_id, episode).result(self._timeout_s)
+        self._owner(env_id).call(BufferShard.add_episode, env_id, episode).result(self._timeout_s)
 
     def truncate_episodes(self, env_rets: BatchedData[Any]) -> None:
         """Close the last step of each env worker by its latest result, so that the data can be sampled.
@@ -71,24 +98,34 @@ class DataBuffer:
         The episodes go on afterwards: the next step that is added starts a new row. What the learner needs to
         bootstrap the open end, the true next observation, is in the row.
         """
-        call = self._shard.call(BufferShard.truncate, tuple(env_rets.env_ids), *env_rets.items)
-        call.result(self._timeout_s)
+        calls = []
+        for shard, places in self._by_owner(env_rets.env_ids):
+            ids = tuple(env_rets.env_ids[place] for place in places)
+            calls.append(shard.call(BufferShard.truncate, ids, *(env_rets.items[place] for place in places)))
+        gather(calls, self._timeout_s)
 
     def sample(self) -> list[Future[TensorDict]]:
         """Give the data, one piece for each train policy; pass the pieces on unopened."""
-        return [self._shard.call(BufferShard.sample)]
+        pieces: list[Future[TensorDict]] = []
+        for shard, count in zip(self._shards, self._pieces, strict=True):
+            if count == 1:
+                pieces.append(shard.call(BufferShard.sample))
+            else:
+                pieces += shard.call_split(count, BufferShard.sample_pieces, count)
+        return pieces
 
     def clear(self) -> None:
         """Forget all data."""
-        self._shard.call(BufferShard.clear).result(self._timeout_s)
+        self._all(BufferShard.clear)
 
     def versions(self) -> tuple[int, int]:
         """Give the oldest and the newest version of weights that acted in the data."""
-        return self._shard.call(BufferShard.versions).result(self._timeout_s)
+        oldest, newest = zip(*self._all(BufferShard.versions), strict=True)
+        return min(oldest), max(newest)
 
     def size(self) -> int:
         """Count the valid transitions that are whole."""
-        return self._shard.call(BufferShard.size).result(self._timeout_s)
+        return sum(self._all(BufferShard.size))
 
     def __len__(self) -> int:
         return self.size()
@@ -98,3 +135,17 @@ class DataBuffer:
         if self._on_close is not None:
             on_close, self._on_close = self._on_close, None
             on_close()
+
+    def _all(self, method: Callable[..., Any]) -> list[Any]:
+        return gather([shard.call(method) for shard in self._shards], self._timeout_s)
+
+    def _owner(self, env_id: int) -> WorkerHandle:
+        return self._owners[env_id] if self._owners else self._shards[0]
+
+    def _by_owner(self, env_ids: Sequence[int]) -> list[tuple[WorkerHandle, list[int]]]:
+        """Say which shard owns which places of a batch."""
+        places: dict[str, tuple[WorkerHandle, list[int]]] = {}
+        for place, env_id in enumerate(env_ids):
+            owner = self._owner(env_id)
+            places.setdefault(owner.name, (owner, []))[1].append(place)
+        return list(places.values())

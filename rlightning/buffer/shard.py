@@ -7,21 +7,24 @@ from typing import Any
 
 from tensordict import TensorDict
 
+from rlightning.buffer.assignment import blocks
 from rlightning.types import EnvRet, PolicyResponse
 
 
 class BufferShard:
     """Owns one storage; runs in a worker process or locally."""
 
-    def __init__(self, storage_class: type[Any], capacity: int, num_envs: Sequence[int]) -> None:
+    def __init__(self, storage_class: type[Any], capacity: int, num_envs: Sequence[int], first_env_id: int = 0) -> None:
         """Make an empty shard.
 
         Args:
             storage_class: Such as ``RolloutBlock``.
             capacity: Steps per sub-env.
-            num_envs: Sub-envs of each env worker, by env id.
+            num_envs: Sub-envs of each of its env workers, by env id.
+            first_env_id: The first of its env workers; the others follow it.
         """
         self._storage = storage_class(capacity, num_envs)
+        self._storage.first_env_id = self._first = first_env_id
 
     def add(self, env_ids: Sequence[int], *env_rets_and_responses: Any) -> None:
         """Add one step of some env workers.
@@ -34,21 +37,26 @@ class BufferShard:
         for place, env_id in enumerate(env_ids):
             env_ret: EnvRet = env_rets_and_responses[place]
             response: PolicyResponse = env_rets_and_responses[count + place]
-            self._storage.add(env_id, env_ret, response)
+            self._storage.add(env_id - self._first, env_ret, response)
 
     def truncate(self, env_ids: Sequence[int], *env_rets: EnvRet) -> None:
         """Close the open steps of some env workers by their latest results."""
         for env_id, env_ret in zip(env_ids, env_rets, strict=True):
-            self._storage.truncate(env_id, env_ret)
+            self._storage.truncate(env_id - self._first, env_ret)
 
     def add_episode(self, env_id: int, episode: TensorDict) -> None:
         """Add consecutive whole transitions of one env worker."""
-        self._storage.add_episode(env_id, episode)
+        self._storage.add_episode(env_id - self._first, episode)
 
     def sample(self) -> TensorDict:
         """Give the data, ``[T, N]``."""
         data: TensorDict = self._storage.sample()
         return data
+
+    def sample_pieces(self, count: int) -> list[TensorDict]:
+        """Give the data in pieces of whole sub-envs, ``[T, N']`` each; some have none where there are too few."""
+        data = self.sample()
+        return [data[:, block.start : block.stop] for block in blocks(data.batch_size[1], count)]
 
     def clear(self) -> None:
         """Forget all data."""

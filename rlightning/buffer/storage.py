@@ -23,6 +23,10 @@ class RolloutBlock:
     A row is a whole transition: what was seen, what was done, what came of it, and what was truly seen next. It is
     opened by ``add`` and closed by the next ``add`` or by ``truncate``, since the outcome comes with the next result.
     Env workers may be at different steps.
+
+    Attributes:
+        capacity: T, steps per sub-env.
+        first_env_id: What env worker 0 of the block is called in messages.
     """
 
     def __init__(self, capacity: int, num_envs: Sequence[int]) -> None:
@@ -33,6 +37,7 @@ class RolloutBlock:
             num_envs: Sub-envs of each env worker, by env id.
         """
         self.capacity = capacity
+        self.first_env_id = 0
         stops = np.cumsum(num_envs).tolist()
         self._slices = [slice(stop - count, stop) for stop, count in zip(stops, num_envs, strict=True)]
         self._width = stops[-1]
@@ -61,7 +66,7 @@ class RolloutBlock:
             self._close(env_id, env_ret, is_last=row == self.capacity)
         if row == self.capacity:
             raise ProtocolError(
-                f"the block is full after {row} steps of env worker {env_id}: sample and clear it first"
+                f"the block is full after {row} steps of env worker {self._name(env_id)}: sample and clear it first"
             )
         if not self._fields:
             self._allocate(env_ret, response)
@@ -74,7 +79,7 @@ class RolloutBlock:
             for name in self._names:
                 _write(columns[name], row, extras[name])
         except (ValueError, KeyError, TypeError) as error:
-            raise _misfit(row, env_id, error) from error
+            raise _misfit(row, self._name(env_id), error) from error
         columns["version"][row] = response.version
         self._rows[env_id] = row + 1
 
@@ -97,10 +102,12 @@ class RolloutBlock:
         """
         start, count = self._rows[env_id], episode.batch_size[0]
         if start != self._closed[env_id]:
-            raise ProtocolError(f"env worker {env_id} has an open row: call truncate_episodes before add_episode")
+            raise ProtocolError(
+                f"env worker {self._name(env_id)} has an open row: call truncate_episodes before add_episode"
+            )
         if start + count > self.capacity:
             raise NotEnoughData(
-                f"{count} steps do not fit: {self.capacity - start} rows of env worker {env_id} are free"
+                f"{count} steps do not fit: {self.capacity - start} rows of env worker {self._name(env_id)} are free"
             )
         given: dict[str, Any] = to_numpy(episode.to_dict())
         filler = {"valid": np.ones(episode.batch_size, np.bool_), "version": np.full(episode.batch_size, -1)}
@@ -114,7 +121,7 @@ class RolloutBlock:
             for name, value in given.items():
                 _write(self._columns[env_id][name], slice(start, start + count), value)
         except (ValueError, KeyError, TypeError) as error:
-            raise _misfit(start, env_id, error) from error
+            raise _misfit(start, self._name(env_id), error) from error
         self._is_plain = False
         self._seen_next[env_id] += range(start, start + count)
         self._rows[env_id] = self._closed[env_id] = start + count
@@ -170,6 +177,9 @@ class RolloutBlock:
             raise NotEnoughData("the block is empty")
         return min(int(rows.min()) for rows in held), max(int(rows.max()) for rows in held)
 
+    def _name(self, env_id: int) -> int:
+        return self.first_env_id + env_id
+
     def _close(self, env_id: int, env_ret: EnvRet, *, is_last: bool) -> None:
         row, columns = self._closed[env_id], self._columns[env_id]
         try:
@@ -181,7 +191,7 @@ class RolloutBlock:
                 _write(columns["truncated"], row, env_ret.truncated)
                 _write(columns["valid"], row, ~env_ret.is_reset)
         except (ValueError, KeyError, TypeError) as error:
-            raise _misfit(row, env_id, error) from error
+            raise _misfit(row, self._name(env_id), error) from error
         if is_last or env_ret.final_observation is not None:
             self._write_next(env_id, row, env_ret)
         self._closed[env_id] = row + 1
@@ -194,7 +204,7 @@ class RolloutBlock:
             if env_ret.final_observation is not None:
                 _write(column, row, env_ret.final_observation, env_ret.ended)
         except (ValueError, KeyError, TypeError) as error:
-            raise _misfit(row, env_id, error) from error
+            raise _misfit(row, self._name(env_id), error) from error
         self._seen_next[env_id].append(row)
 
     def _complete(self, env_id: int) -> None:

@@ -8,6 +8,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlightning.buffer.assignment import blocks
 from rlightning.buffer.data_buffer import DataBuffer
 from rlightning.buffer.shard import BufferShard
 from rlightning.config import Config, EnvConfig
@@ -19,7 +20,7 @@ from rlightning.engine.sync_engine import RslEngine, SyncEngine
 from rlightning.env.env_group import EnvGroup
 from rlightning.env.env_worker import EnvWorker
 from rlightning.policy.base_policy import PolicyRole
-from rlightning.policy.policy_group import PolicyGroup
+from rlightning.policy.policy_group import PolicyGroup, weight_carrier
 from rlightning.registry import lookup
 from rlightning.runtime.spawn import WorkerPool, WorkerSetup, WorkerSpec
 from rlightning.types import EnvMeta
@@ -107,17 +108,25 @@ def build_policy_group(config: Config, env_meta: EnvMeta) -> PolicyGroup:
             call_timeout_s=config.cluster.call_timeout_s,
             on_shutdown=pool.stop,
         )
+        is_colocated = config.cluster.is_colocated
+        group.init_placement_info(is_colocated)
         group.init_weight_buffer()
+        if config.cluster.train_worker_num > 1 or weight_carrier(config.policy) == "collective":
+            group.init_comm_group(is_colocated=is_colocated)
         group.init(config.train, env_meta, config.evaluation)
-        group.init_placement_info(config.cluster.is_colocated)
     return group
 
 
 def build_data_buffer(config: Config) -> DataBuffer:
     """Start the shards of the data buffer."""
     with _pool(config) as pool:
-        shards = pool.start(_buffer_specs(config))
-        return DataBuffer(shards, call_timeout_s=config.cluster.call_timeout_s, on_close=pool.stop)
+        return DataBuffer(
+            pool.start(_buffer_specs(config)),
+            num_env_workers=config.num_env_workers,
+            num_learners=config.cluster.train_worker_num,
+            call_timeout_s=config.cluster.call_timeout_s,
+            on_close=pool.stop,
+        )
 
 
 def build_engine(
@@ -227,6 +236,13 @@ def _policy_specs(config: Config, role: PolicyRole) -> list[WorkerSpec]:
 def _buffer_specs(config: Config) -> list[WorkerSpec]:
     num_envs = [kind.num_envs for kind in config.env for _ in range(kind.num_workers)]
     capacity = config.buffer.capacity or config.train.max_rollout_steps
-    args = (lookup("buffer", config.buffer.type), capacity, num_envs)
-    remote = config.cluster.remote_storage
-    return [WorkerSpec(BufferShard, args, f"buffer[{i}]", remote) for i in range(config.cluster.buffer_worker_num)]
+    storage = lookup("buffer", config.buffer.type)
+    return [
+        WorkerSpec(
+            BufferShard,
+            (storage, capacity, num_envs[block.start : block.stop], block.start),
+            f"buffer[{index}]",
+            config.cluster.remote_storage,
+        )
+        for index, block in enumerate(blocks(len(num_envs), config.cluster.buffer_worker_num))
+    ]

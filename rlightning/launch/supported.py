@@ -24,16 +24,6 @@ class _Rule:
 
 _NOT_YET = (
     _Rule(
-        "cluster.train_worker_num",
-        lambda config: config.cluster.train_worker_num > 1,
-        "several train policies are not in this version; use 1",
-    ),
-    _Rule(
-        "cluster.buffer_worker_num",
-        lambda config: config.cluster.buffer_worker_num > 1,
-        "several buffer shards are not in this version; use 1",
-    ),
-    _Rule(
         "cluster.placement.mode",
         lambda config: config.cluster.placement.mode == "manual",
         "manual placement is not in this version; use auto",
@@ -52,11 +42,6 @@ _NOT_YET = (
         "buffer.auto_truncate_episode",
         lambda config: not config.buffer.auto_truncate_episode,
         "a block is always closed when the learner takes it; keeping open episodes is not in this version; use true",
-    ),
-    _Rule(
-        "train.parallel",
-        lambda config: config.train.parallel == "ddp",
-        "data-parallel training is not in this version; use none",
     ),
 )
 
@@ -78,6 +63,16 @@ _CONTRADICTIONS = (
         "cluster.eval_worker_num",
         lambda config: config.cluster.is_colocated and config.cluster.eval_worker_num > config.cluster.train_worker_num,
         "colocated policies are pairs: use at most cluster.train_worker_num",
+    ),
+    _Rule(
+        "cluster.buffer_worker_num",
+        lambda config: config.cluster.buffer_worker_num > config.cluster.train_worker_num,
+        "more than cluster.train_worker_num: a shard gives its data to one train policy or more; lower it",
+    ),
+    _Rule(
+        "cluster.buffer_worker_num",
+        lambda config: config.cluster.buffer_worker_num > config.num_env_workers,
+        "more than there are env workers: some shards would stay empty; lower it, or raise env.num_workers",
     ),
     _Rule(
         "buffer.capacity",

@@ -737,7 +737,8 @@ class BasePolicy(nn.Module, ABC):
             self.epoch = state["epoch"]
             for kind, held in self._steppers():
                 for name, value in held.items():
-                    value.load_state_dict(state[kind][name])
+                    # Torch keeps the given tensors, and updates them in place: several policies may be given the same.
+                    value.load_state_dict(clone_checkpoint_value(state[kind][name]))
             self.load_generators(state)
             self.shared_generator.set_state(state["shared_generator"])
             _set_global_generators(state["global_generators"])

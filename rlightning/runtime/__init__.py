@@ -1,6 +1,6 @@
 """Where code runs: handles to workers and futures of their results, the same for local and remote ones."""
 
-from rlightning.runtime.future import Future, LocalFuture, gather, resolve, wait
+from rlightning.runtime.future import Future, JointFuture, LocalFuture, gather, resolve, wait
 from rlightning.runtime.handle import WorkerHandle, WorkerInfo, as_handle
 from rlightning.runtime.place import own_place
 from rlightning.runtime.together import Call, together
@@ -8,6 +8,7 @@ from rlightning.runtime.together import Call, together
 __all__ = [
     "Call",
     "Future",
+    "JointFuture",
     "LocalFuture",
     "WorkerHandle",
     "WorkerInfo",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
@@ -71,6 +72,34 @@ class LocalFuture(Future[T]):
     @classmethod
     def _wait(cls, futures: Sequence[Any], at_least: int, timeout: float | None) -> tuple[list[Any], list[Any]]:
         return list(futures), []
+
+
+class JointFuture(Future[None]):
+    """There is a result when all of several futures have one."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, parts: Sequence[Future[Any]]) -> None:
+        self._parts = list(parts)
+
+    @classmethod
+    def _fetch(cls, futures: Sequence[Any], timeout: float | None) -> list[Any]:
+        gather([part for future in futures for part in future._parts], timeout)
+        return [None] * len(futures)
+
+    @classmethod
+    def _wait(cls, futures: Sequence[Any], at_least: int, timeout: float | None) -> tuple[list[Any], list[Any]]:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            open_parts = {id(future): wait(future._parts, 0, 0.0)[1] for future in futures}
+            ready = [future for future in futures if not open_parts[id(future)]]
+            left = None if deadline is None else deadline - time.monotonic()
+            if len(ready) >= at_least or (left is not None and left <= 0):
+                return ready, [future for future in futures if open_parts[id(future)]]
+            try:
+                wait([part for parts in open_parts.values() for part in parts], 1, left)
+            except CallTimeout:
+                return ready, [future for future in futures if open_parts[id(future)]]
 
 
 def gather(futures: Iterable[Future[T]], timeout: float | None = None) -> list[T]:

@@ -3,8 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from tensordict import TensorDict
 
+from rlightning.buffer.assignment import blocks
 from rlightning.buffer.data_buffer import DataBuffer
 from rlightning.buffer.shard import BufferShard
 from rlightning.buffer.storage import RolloutBlock
@@ -125,7 +128,7 @@ def test_failures_name_the_buffer_and_have_their_cause(buffer):
 
 def test_a_step_whose_result_failed_fails_with_the_first_failure(buffer):
     fault = WorkerError("the motor is off", "env[1]", "step")
-    if buffer._shard.info().remote:
+    if buffer._shards[0].info().remote:
         pytest.skip("a remote shard gets failed results as references; tests/engine covers them")
     with pytest.raises(WorkerError) as caught:
         buffer.add_transition(0, LocalFuture(error=fault), answer([0, 0], log_prob=[0, 0]))
@@ -170,16 +173,92 @@ def test_what_a_learner_gets_is_its_own_to_write_into_and_a_view_where_the_shard
     data["reward"] *= 0.5
     data["observation"][:] = -1
     assert data["reward"].tolist() == [[0.5, 0.5, 0.5]]
-    shared = not buffer._shard.info().remote
+    shared = not buffer._shards[0].info().remote
     assert (again["observation"] == -1).all() == shared
     buffer.clear()
     fill()
     assert np.allclose(gather(buffer.sample())[0]["reward"], 1.0)
 
 
-def test_one_shard_in_this_version():
-    with pytest.raises(ValueError, match="one shard, got 0"):
+# Several shards
+
+
+def two_shards(runtime, learners=2):
+    """Env workers 0 and 1 (2 and 1 sub-envs) belong to the first shard, 2 (3 sub-envs) to the second one."""
+    shards = [runtime.make(BufferShard, RolloutBlock, 2, *args) for args in (([2, 1], 0), ([3], 2))]
+    return DataBuffer(shards, num_env_workers=3, num_learners=learners, call_timeout_s=60)
+
+
+def all_three(items):
+    return BatchedData([2, 0, 1], items)
+
+
+def test_each_learner_gets_the_steps_of_its_env_workers(runtime):
+    buffer = two_shards(runtime)
+    stored = [
+        buffer.add_batched_data_async(
+            all_three([ret([7, 8, 9]), ret([1, 2]), ret([3])]),
+            all_three([answer([0] * 3, version=2), answer([0] * 2, version=1), answer([0], version=1)]),
+        ),
+        buffer.add_data_async(1, ret([4], reward=1.0), answer([0], version=1)),
+    ]
+    assert gather(stored, 60) == [None, None]
+    assert stored[0].done()
+    buffer.add_transition(0, ret([5, 6]), answer([0] * 2, version=4))
+    buffer.add_transition(2, ret([0, 0, 0]), answer([0] * 3, version=1))
+    buffer.truncate_episodes(all_three([ret([1, 1, 1]), ret([2, 2]), ret([3])]))
+    pieces = gather(buffer.sample(), 60)
+    assert [piece["observation"].squeeze(-1).tolist() for piece in pieces] == [
+        [[1, 2, 3], [5, 6, 4]],
+        [[7, 8, 9], [0, 0, 0]],
+    ]
+    assert (buffer.size(), buffer.versions()) == (12, (1, 4))
+    buffer.clear()
+    assert buffer.size() == 0
+
+
+def test_a_shard_with_several_learners_gives_each_some_of_its_sub_envs(runtime):
+    buffer = two_shards(runtime, learners=5)
+    buffer.add_batched_transition(
+        all_three([ret([7, 8, 9]), ret([1, 2]), ret([3])]), all_three([answer([0] * n) for n in (3, 2, 1)])
+    )
+    buffer.truncate_episodes(all_three([ret([1, 1, 1]), ret([2, 2]), ret([3])]))
+    # 3 learners at the first shard and 2 at the second one.
+    pieces = [piece["observation"].flatten().tolist() for piece in gather(buffer.sample(), 60)]
+    assert pieces == [[1], [2], [3], [7, 8], [9]]
+
+
+def test_more_learners_than_sub_envs_get_pieces_without_any():
+    buffer = DataBuffer([BufferShard(RolloutBlock, 1, [1])], num_learners=2)
+    buffer.add_transition(0, ret([1]), answer([0]))
+    buffer.truncate_episodes(BatchedData([0], [ret([2])]))
+    assert [tuple(piece.batch_size) for piece in gather(buffer.sample())] == [(1, 1), (1, 0)]
+
+
+def test_messages_of_a_later_shard_name_the_env_worker_of_the_run(runtime):
+    buffer = two_shards(runtime)
+    buffer.add_transition(2, ret([1, 2, 3]), answer([0] * 3))
+    with pytest.raises(WorkerError, match="step 1 of env worker 2 does not fit"):
+        buffer.add_transition(2, ret([1, 2, 3]), answer([0] * 2))
+
+
+def test_shards_without_work_are_refused():
+    shards = [BufferShard(RolloutBlock, 1, [1]) for _ in range(2)]
+    with pytest.raises(ValueError, match="needs a shard"):
         DataBuffer([])
+    with pytest.raises(ValueError, match="2 shards for 1 env workers"):
+        DataBuffer(shards, num_env_workers=1)
+    with pytest.raises(ValueError, match="2 shards for 1 train policies"):
+        DataBuffer(shards, num_env_workers=2, num_learners=1)
+
+
+@given(st.integers(0, 40), st.integers(1, 10))
+def test_blocks_are_neighbours_of_nearly_equal_number(count, parts):
+    cut = blocks(count, parts)
+    assert [place for block in cut for place in block] == list(range(count))
+    sizes = [len(block) for block in cut]
+    assert len(cut) == parts
+    assert max(sizes) - min(sizes) <= 1
 
 
 def test_close_ends_what_was_started_once():

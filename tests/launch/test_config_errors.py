@@ -116,12 +116,9 @@ def test_unknown_names_are_reported_beside_all_else() -> None:
 @pytest.mark.parametrize(
     ("override", "word"),
     [
-        ("cluster.train_worker_num=2", "several train policies"),
-        ("cluster.buffer_worker_num=2", "several buffer shards"),
         ("cluster.placement.mode=manual", "manual placement"),
         ("cluster.resource_pool.a=1", "resource pools"),
         ("policy.rollout_mode=async", "coroutines"),
-        ("train.parallel=ddp", "data-parallel"),
     ],
 )
 def test_what_this_version_does_not_do_is_refused_by_name(override: str, word: str) -> None:
@@ -136,6 +133,12 @@ def test_what_this_version_does_not_do_is_refused_by_name(override: str, word: s
 def test_options_that_contradict_each_other_are_refused() -> None:
     assert load_config("ppo_cartpole", ["train.max_rollout_steps=32", "buffer.capacity=32"])
     assert set(problems_of("ppo_cartpole", "train.max_rollout_steps=32", "buffer.capacity=31")) == {"buffer.capacity"}
+    two = ["cluster.train_worker_num=2", "cluster.buffer_worker_num=2"]
+    assert load_config("ppo_cartpole", [*two, "env.num_workers=2"])
+    found = problems_of("ppo_cartpole", *two, "env.num_workers=1")["cluster.buffer_worker_num"]
+    assert "more than there are env workers" in found.message
+    found = problems_of("ppo_cartpole", "cluster.buffer_worker_num=2", "env.num_workers=2")["cluster.buffer_worker_num"]
+    assert "more than cluster.train_worker_num" in found.message
 
 
 def test_a_missing_value_is_named_with_the_section_that_lacks_it(folder: Path) -> None:
