@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -111,6 +112,7 @@ def pack(tensors: Mapping[str, Mapping[str, torch.Tensor]], version: int, layout
     return Bundle(version, layout, flat)
 
 
+@lru_cache(maxsize=100_000)
 def strip_wrappers(name: str) -> str:
     """Remove what DDP, ``torch.compile`` and the like put into the names of parameters.
 

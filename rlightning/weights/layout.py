@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,6 +40,12 @@ class TensorSpec:
     num_bytes: int
 
 
+_KNOWN: dict[str, Layout] = {}
+"""Layouts of this process by their description."""
+_TEXTS: dict[str, str] = {}
+"""Descriptions by the key of their layout."""
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """The places of all tensors that act.
@@ -50,7 +58,8 @@ class Layout:
 
     specs: tuple[TensorSpec, ...]
     num_bytes: int
-    key: str = field(compare=False)
+    key: str
+    _signature: list[tuple[str, str, torch.dtype, tuple[int, ...]]] = field(compare=False, repr=False)
 
     @classmethod
     def of(cls, tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> Layout:
@@ -72,16 +81,31 @@ class Layout:
     def from_specs(cls, specs: tuple[TensorSpec, ...]) -> Layout:
         """Complete a layout whose tensors have their places."""
         stop = max((spec.start + spec.num_bytes for spec in specs), default=0)
-        return cls(specs, stop, xxhash.xxh3_64_hexdigest(repr(specs).encode()))
+        signature = [(spec.module, spec.name, getattr(torch, spec.dtype), spec.shape) for spec in specs]
+        return cls(specs, stop, xxhash.xxh3_64_hexdigest(repr(specs).encode()), signature)
+
+    @classmethod
+    def from_json(cls, text: str) -> Layout:
+        """Take back what ``to_json`` gave; a layout that this process knows already is not read again."""
+        layout = _KNOWN.get(text)
+        if layout is None:
+            specs = tuple(TensorSpec(**{**spec, "shape": tuple(spec["shape"])}) for spec in json.loads(text))
+            layout = _KNOWN[text] = cls.from_specs(specs)
+        return layout
+
+    def to_json(self) -> str:
+        """Describe the layout; done once per layout, since it travels with every bundle."""
+        text = _TEXTS.get(self.key)
+        if text is None:
+            text = _TEXTS[self.key] = json.dumps([dataclasses.asdict(spec) for spec in self.specs])
+        return text
+
+    def __reduce__(self) -> Any:
+        return Layout.from_json, (self.to_json(),)
 
     def fits(self, tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> bool:
         """Tell whether tensors still have the names, shapes and dtypes of this layout."""
-        given = list(each(tensors))
-        return len(given) == len(self.specs) and all(
-            (spec.module, spec.name, spec.shape) == (module, name, tensor.shape)
-            and getattr(torch, spec.dtype) is tensor.dtype
-            for spec, (module, name, tensor) in zip(self.specs, given, strict=True)
-        )
+        return self._signature == [(module, name, tensor.dtype, tensor.shape) for module, name, tensor in each(tensors)]
 
     def views(self, flat: torch.Tensor) -> NamedTensors:
         """Cut bytes, [num_bytes] uint8, into the tensors; nothing is copied."""
@@ -99,7 +123,7 @@ class Layout:
     def parts(self, count: int) -> list[tuple[int, int]]:
         """Cut the bytes into ``count`` runs of nearly equal size, [start, stop) each.
 
-        >>> Layout((), 300, "").parts(2)
+        >>> Layout((), 300, "", []).parts(2)
         [(0, 192), (192, 300)]
         """
         lines = -(-self.num_bytes // ALIGNMENT)
@@ -121,7 +145,7 @@ def copy_all(
     into = [tensor for _, _, tensor in each(targets)]
     if into:
         with torch.no_grad():
-            torch._foreach_copy_(into, [tensor.detach() for _, _, tensor in each(sources)])
+            torch._foreach_copy_(into, [tensor for _, _, tensor in each(sources)])
 
 
 def as_bytes(array: np.ndarray[Any, np.dtype[np.uint8]]) -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import shutil
@@ -18,7 +17,7 @@ import numpy as np
 import torch
 
 from rlightning.errors import ProtocolError, WeightSyncError
-from rlightning.weights.layout import Layout, NamedTensors, TensorSpec
+from rlightning.weights.layout import Layout, NamedTensors
 
 _PAGE = 4096
 _SHARED_MEMORY = Path("/dev/shm")
@@ -72,7 +71,7 @@ class Slots:
         in_memory = _SHARED_MEMORY.is_dir() and shutil.disk_usage(_SHARED_MEMORY).free > size
         folder = _SHARED_MEMORY if in_memory else Path(tempfile.gettempdir())
         path = folder / f"rlightning-weights-{uuid.uuid4().hex}"
-        description = json.dumps({"parts": parts, "specs": [dataclasses.astuple(spec) for spec in layout.specs]})
+        description = json.dumps({"parts": parts, "layout": layout.to_json()})
         with path.open("xb") as file:
             path.chmod(0o600)
             file.truncate(size)
@@ -183,9 +182,8 @@ def _attach(path: str) -> Slots:
                 description = json.loads(file.read()[:-8])
         except OSError as error:
             raise WeightSyncError(f"the weight buffer {path} cannot be mapped (any more): {error}") from error
-        specs = tuple(TensorSpec(m, n, d, tuple(s), start, size_) for m, n, d, s, start, size_ in description["specs"])
         memory = torch.from_file(path, shared=True, size=size, dtype=torch.uint8)
-        slots = _MAPPED[path] = Slots(Layout.from_specs(specs), description["parts"], memory=memory)
+        slots = _MAPPED[path] = Slots(Layout.from_json(description["layout"]), description["parts"], memory=memory)
         slots._path = path
     return slots
 
