@@ -422,7 +422,7 @@ class BasePolicy(nn.Module, ABC):
             tensors = self.get_trainable_parameters()
             return pack(tensors, self.version, self._layout_of(tensors))
 
-    def send_weights(self, receivers: Sequence[Any] = (), shared_weight_buffer: Slots | None = None) -> Bundle | int:
+    def send_weights(self, receivers: Sequence[Any], shared_weight_buffer: Slots | None = None) -> Bundle | int:
         """Give the weights; only on a learner.
 
         Args:

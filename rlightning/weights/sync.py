@@ -20,7 +20,7 @@ _GRACE_S = 10.0
 class Sender(Protocol):
     """A worker that has weights to give; see ``BasePolicy``."""
 
-    def send_weights(self, receivers: Sequence[Any] = (), shared_weight_buffer: Slots | None = None) -> Bundle | int:
+    def send_weights(self, receivers: Sequence[Any], shared_weight_buffer: Slots | None = None) -> Bundle | int:
         """Give the weights, or write them into a shared buffer."""
 
     def broadcast_weights(self) -> int:
