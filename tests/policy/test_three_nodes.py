@@ -1,0 +1,29 @@
+"""On several nodes every strategy brings each eval policy exactly the learners' weights."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.policy.three_nodes import WAYS
+
+
+@pytest.fixture(scope="module")
+def results():
+    program = [sys.executable, "-m", "tests.policy.three_nodes"]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("strategy", "transport"), WAYS)
+def test_train_only_eval_only_and_mixed_nodes_act_with_the_learners_weights(results, strategy, transport):
+    result = results[f"{strategy} {transport}"]
+    assert result["nodes"] == [[0, 2], [1, 0], [1, 2]]
+    # Three pushes to four eval policies, each of which answered with all 200 numbers of its version.
+    assert result["seen"] == [[[[version], version]] * 4 for version in range(3)]
+    assert result["equal"] == [True] * 3
