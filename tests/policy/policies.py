@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import torch
 from torch import nn
@@ -223,7 +225,9 @@ class Peer(LinearPolicy):
     def setup_optimizer(self, optim_cfg):
         self.optimizer = torch.optim.SGD(self.net.parameters(), 1.0)
 
-    def train(self, *args, fail_on=None, **kwargs):
+    def train(self, *args, fail_on=None, die_on=None, **kwargs):
+        if die_on is not None and self.peers.rank == die_on:
+            os._exit(3)
         if fail_on is not None and self.peers.rank in fail_on:
             raise ArithmeticError(f"train policy {self.peers.rank} cannot")
         x = self.dataset

@@ -5,7 +5,7 @@ import torch
 
 from rlightning.config import PolicyConfig, TrainConfig
 from rlightning.distributed import ParallelMode
-from rlightning.errors import CallTimeout, ConfigError, ProtocolError, WeightSyncError, WorkerError
+from rlightning.errors import CallTimeout, ConfigError, ProtocolError, WeightSyncError, WorkerDied, WorkerError
 from rlightning.policy.base_policy import BasePolicy, PolicyRole, infer_train_dp_world_size
 from rlightning.policy.policy_group import PolicyGroup
 from rlightning.runtime import as_handle
@@ -214,6 +214,24 @@ def test_a_learner_that_does_not_come_is_a_timeout_that_names_it():
     ) as e:
         first.call(BasePolicy._train).result()
     assert isinstance(e.value.__cause__, CallTimeout)
+
+
+@pytest.mark.ray
+def test_a_learner_that_dies_is_named_and_nobody_waits_for_it(ray_cluster):
+    crew = Crew("ray")
+    try:
+        group = crew.group(Peer, actors=0)
+        group.init_comm_group()
+        group.init_train(TRAIN)
+        with pytest.raises(WorkerDied) as caught:
+            train(group, [1.0], [2.0], die_on=1)
+        assert caught.value.worker == "train[1]"
+        group.pop(PolicyRole.TRAIN)
+        group.init_comm_group()
+        # The one that is left learns on alone: its gradient is w - 4.
+        assert train(group, [4.0])["weight"] == pytest.approx(4.0)
+    finally:
+        crew.stop()
 
 
 @pytest.mark.ray
