@@ -49,11 +49,6 @@ _NOT_YET = (
         "resource pools are not in this version; remove it",
     ),
     _Rule(
-        "policy.rollout_mode",
-        lambda config: config.policy.rollout_mode == "async",
-        "coroutines as rollout_step are not in this version; use sync",
-    ),
-    _Rule(
         "policy.weight_buffer.buffer_strategy",
         lambda config: config.policy.weight_buffer.buffer_strategy != "None",
         'weight buffers are not in this version; use "None"',

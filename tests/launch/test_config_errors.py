@@ -121,7 +121,6 @@ def test_unknown_names_are_reported_beside_all_else() -> None:
         ("cluster.is_colocated=true", "colocated"),
         ("cluster.placement.mode=manual", "manual placement"),
         ("cluster.resource_pool.a=1", "resource pools"),
-        ("policy.rollout_mode=async", "coroutines"),
         ("policy.weight_buffer.buffer_strategy=Double", "weight buffers"),
         ("policy.weight_buffer.type=CPUWeightBuffer", "weight buffers"),
         ("train.parallel=ddp", "data-parallel"),
