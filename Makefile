@@ -53,6 +53,7 @@ docs: $(VENV)/stamp-dev  ## build docs/_build/html; a warning is an error
 
 bench: $(VENV)/stamp-run benchmarks/.venvs/stamp  ## measure: overhead of a step, and PPO beside other implementations
 	$(BIN)/python benchmarks/step_overhead.py
+	$(BIN)/python benchmarks/rollout_batch.py
 	$(BIN)/python benchmarks/ppo_throughput.py
 
 clean:  ## remove the environment, builds and caches; runs are kept

@@ -110,9 +110,10 @@ class PolicyConfig(Section):
     type: str = "ppo"
     """Name of a registered policy; users register their own."""
     rollout_mode: Literal["sync", "async"] = "sync"
-    """Whether ``rollout_step`` is a method or a coroutine."""
+    """"sync": the requests of all env workers make one forward pass of ``rollout_step``. "async": each has a call of
+    its own, and they overlap where ``rollout_step``, a coroutine, awaits."""
     router_type: Literal["simple", "node_affinity"] = "simple"
-    """How requests are spread over eval policies."""
+    """How sync requests are spread over eval policies; async ones go where the fewest are in flight."""
     weight_buffer: WeightBufferConfig = WeightBufferConfig()
     model_cfg: FreeForm = Field(default_factory=dict)
     """The networks; validated by the algorithm."""

@@ -20,7 +20,7 @@ from rlightning.engine.sync_engine import RslEngine, SyncEngine
 from rlightning.env.env_group import EnvGroup
 from rlightning.env.env_worker import EnvWorker
 from rlightning.policy.base_policy import PolicyRole
-from rlightning.policy.policy_group import PolicyGroup, weight_carrier
+from rlightning.policy.policy_group import PolicyGroup, request_channel, weight_carrier
 from rlightning.registry import lookup
 from rlightning.runtime.spawn import WorkerPool, WorkerSetup, WorkerSpec
 from rlightning.types import EnvMeta
@@ -229,8 +229,17 @@ def _policy_specs(config: Config, role: PolicyRole) -> list[WorkerSpec]:
         cpus, gpus = policy.eval_num_cpus, policy.eval_num_gpus
     args = (policy, role)
     cls = lookup("policy", policy.type)
-    channels = {"weights": 1} if role is PolicyRole.EVAL else {}
+    channels = _eval_channels(config) if role is PolicyRole.EVAL else {}
     return [WorkerSpec(cls, args, f"{role.value}[{index}]", remote, cpus, gpus, channels) for index in range(count)]
+
+
+def _eval_channels(config: Config) -> dict[str, int]:
+    """Let new weights, and with async rollouts the requests of each env worker, come beside all other calls."""
+    channels = {"weights": 1}
+    if config.policy.rollout_mode == "async":
+        workers = max(len(config.env), sum(kind.num_workers for kind in config.env))
+        channels |= {request_channel(env_id): 1 for env_id in range(workers)}
+    return channels
 
 
 def _buffer_specs(config: Config) -> list[WorkerSpec]:

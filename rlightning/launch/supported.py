@@ -34,11 +34,6 @@ _NOT_YET = (
         "resource pools are not in this version; remove it",
     ),
     _Rule(
-        "policy.rollout_mode",
-        lambda config: config.policy.rollout_mode == "async",
-        "coroutines as rollout_step are not in this version; use sync",
-    ),
-    _Rule(
         "buffer.auto_truncate_episode",
         lambda config: not config.buffer.auto_truncate_episode,
         "a block is always closed when the learner takes it; keeping open episodes is not in this version; use true",

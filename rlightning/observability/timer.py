@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from threading import get_ident
 from time import perf_counter, time
 from types import TracebackType
-from typing import NamedTuple
 
 
-class Span(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Span:
     """One measurement.
 
     Attributes:

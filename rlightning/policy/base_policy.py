@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import hashlib
 import inspect
 import random
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar
@@ -28,6 +30,7 @@ from rlightning.distributed import Communicator, GradientAverage, Group, Paralle
 from rlightning.errors import CheckpointError, ConfigError, ProtocolError, WeightSyncError
 from rlightning.observability.timer import Span, Timer
 from rlightning.policy.batching import join_requests, own_response, split_response
+from rlightning.policy.coroutines import CoroutineThread, hide_coroutines, is_coroutine
 from rlightning.policy.gate import RolloutGate
 from rlightning.policy.memory import Part, gradients, memory_of, optimizer_tensors
 from rlightning.policy.updater import Updater
@@ -51,6 +54,9 @@ _NOTHING_COMES = -2
 """Version that a sender broadcasts instead of weights that it could not read."""
 _BUILDING = threading.Lock()
 """Held while networks are drawn from the global generator: several policies of a process may start at once."""
+
+_EVALUATES: ContextVar[bool] = ContextVar("_EVALUATES", default=False)
+"""Whether the request at hand belongs to an evaluation; requests that overlap each have a context of their own."""
 
 
 class PolicyRole(StrEnum):
@@ -142,7 +148,6 @@ class BasePolicy(nn.Module, ABC):
         epoch: Finished calls of ``train``.
         version: Version of the weights: on the learner it grows by one with each ``train`` and each reset, on an eval
             policy it is that of the bundle it acts with, -1 before the first.
-        generator: Source of all randomness of this policy; in evaluation another one takes its place.
         shared_generator: Draws alike on all train policies, for what they must agree on; only ``train`` and
             ``update_dataset`` may draw from it, and equally often on each.
         train_config: The training options; only on a learner.
@@ -154,9 +159,15 @@ class BasePolicy(nn.Module, ABC):
     """Class of ``policy.model_cfg``; None leaves it free-form."""
     AlgoOptions: ClassVar[type[Section] | None] = None
     """Class of ``policy.algo_cfg``; None leaves it free-form."""
+    is_stateful: ClassVar[bool] = False
+    """Whether answers depend on earlier requests of the same env worker, which then always come to the same policy."""
 
     train_config: TrainConfig
     env_meta: EnvMeta | None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        hide_coroutines(cls)
 
     def __init__(self, config: PolicyConfig, role_type: PolicyRole) -> None:
         super().__init__()
@@ -176,14 +187,14 @@ class BasePolicy(nn.Module, ABC):
         self.algo_options: Any = self.AlgoOptions.model_validate(config.algo_cfg) if self.AlgoOptions else None
         self._seed: int | None = None
         self._seed_index = 0
-        self.generator = torch.Generator(self.device)
+        self._generator = torch.Generator(self.device)
         self.shared_generator = torch.Generator(self.device)
         self.local_rank, self.local_world_size = 0, 1
         self._communicator = Communicator()
         self._average: GradientAverage | None = None
         self._evaluation_generator = torch.Generator(self.device)
         self._timer = Timer()
-        self._gate = RolloutGate(lambda: self._timer.measure("wait"))
+        self._gate = RolloutGate(functools.partial(self._timer.measure, "wait"))
         self._memory = memory_of(self.device)
         self._failed_update: BaseException | None = None
         self._layout: Layout | None = None
@@ -193,6 +204,9 @@ class BasePolicy(nn.Module, ABC):
         self._handed_over: Slots | None = None
         self._updater: Updater | None = None
         self._takes_deterministic = _accepts(type(self).rollout_step, "deterministic")
+        self._coroutines: CoroutineThread | None = None
+        if self.rollout_mode == "sync" and is_coroutine(type(self).rollout_step):
+            raise ConfigError(f"{type(self).__name__}.rollout_step is a coroutine: set policy.rollout_mode=async")
 
     # What a user writes
 
@@ -216,6 +230,9 @@ class BasePolicy(nn.Module, ABC):
     @abstractmethod
     def rollout_step(self, env_ret: EnvRet, **kwargs: Any) -> PolicyResponse:
         """Choose actions; runs under ``torch.inference_mode``.
+
+        With ``policy.rollout_mode: async`` it is a coroutine, and requests overlap where it awaits. Threads that it
+        hands work to must enter ``torch.inference_mode`` themselves. A plain method takes one request after the other.
 
         Args:
             env_ret: N rows, possibly of several env workers, as tensors on ``self.device``.
@@ -299,6 +316,11 @@ class BasePolicy(nn.Module, ABC):
         shared = np.random.SeedSequence([seed, 77, role, 0]).generate_state(1, np.uint64)[0]
         self.shared_generator.manual_seed(int(shared))
 
+    @property
+    def generator(self) -> torch.Generator:
+        """Source of all randomness of this policy; in evaluation another one takes its place."""
+        return self._evaluation_generator if _EVALUATES.get() else self._generator
+
     def seed_evaluation(self, seed: int) -> None:
         """Let the sampling of the next evaluation follow from a seed."""
         self._evaluation_generator.manual_seed(seed)
@@ -330,6 +352,8 @@ class BasePolicy(nn.Module, ABC):
         self._build(training=False)
         self.version = -1
         self._failed_update = None
+        if self.rollout_mode == "async" and self._coroutines is None:
+            self._coroutines = CoroutineThread(f"{type(self).__name__} rollouts")
         self.is_init = True
 
     def is_initialized(self) -> bool:
@@ -384,14 +408,36 @@ class BasePolicy(nn.Module, ABC):
         with self._gate.request(), self._timer.measure("rollout"), torch.inference_mode():
             self._require_weights()
             request = join_requests(env_rets, self.device)
-            if evaluation:
-                self.generator, self._evaluation_generator = self._evaluation_generator, self.generator
+            context = _EVALUATES.set(True) if evaluation else None
             try:
-                response = self.rollout_step(request, **options)
+                response = self._run(self.rollout_step, request, **options)
             finally:
-                if evaluation:
-                    self.generator, self._evaluation_generator = self._evaluation_generator, self.generator
+                if context is not None:
+                    _EVALUATES.reset(context)
             return split_response(response, counts, self.version)
+
+    def _rollout_async(
+        self, env_ret: EnvRet, evaluation: bool = False, deterministic: bool = False, at_least: int = -1
+    ) -> PolicyResponse:
+        """Answer one env worker; several threads may call this at a time.
+
+        Args:
+            env_ret: What it asks.
+            evaluation: Sample from the generator of evaluations.
+            deterministic: Act with the mode of the policy.
+            at_least: Version that was announced to the caller; the request waits until it is in force.
+        """
+        self._gate.wait_for(lambda: self.version >= at_least or self._failed_update is not None)
+        return self._rollout(env_ret, evaluation, deterministic)
+
+    def _keeps_state(self) -> bool:
+        return self.is_stateful
+
+    def _run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call the user's part of a request; requests that overlap do so on one thread, where it awaits."""
+        if self._coroutines is None:
+            return function(*args, **kwargs)
+        return self._coroutines.run(function, *args, **kwargs)
 
     def _postprocess(
         self, env_ret: EnvRet | None = None, policy_resp: PolicyResponse | None = None
@@ -403,7 +449,7 @@ class BasePolicy(nn.Module, ABC):
                 return policy_resp
             request = None if env_ret is None else join_requests([env_ret], self.device)
             response = None if policy_resp is None else own_response(policy_resp, self.device)
-            result = self.postprocess(request, response)
+            result = self._run(self.postprocess, request, response)
             if result is None:
                 return None
             rows = len(tree_leaves(result.action)[0])
@@ -1110,6 +1156,7 @@ class BasePolicy(nn.Module, ABC):
             yield
         except BaseException as error:
             self._failed_update = error
+            self._gate.changed()
             raise
         self._failed_update = None
 

@@ -33,6 +33,17 @@ class RolloutGate:
         """Requests inside at this moment."""
         return self._inside
 
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        """Wait outside for something that an update brings about, or whoever calls ``changed`` afterwards."""
+        if not condition():
+            with self._condition, self._waiting():
+                self._condition.wait_for(condition)
+
+    def changed(self) -> None:
+        """Have those who ``wait_for`` something look again."""
+        with self._condition:
+            self._condition.notify_all()
+
     def request(self) -> _Request:
         """Enter as a request; waits while an update is waiting or running."""
         return self._request

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,8 @@ from rlightning.distributed import Member, ParallelMode, plan_groups
 from rlightning.errors import ConfigError, ProtocolError, WeightSyncError, WorkerError
 from rlightning.observability.timer import Span, timing_table
 from rlightning.policy.base_policy import BasePolicy, PolicyRole
-from rlightning.policy.router import NodeAffinityRouter, Router, SimpleRouter
-from rlightning.runtime import Call, Future, WorkerHandle, as_handle, gather, together
+from rlightning.policy.router import LoadRouter, NodeAffinityRouter, Router, SimpleRouter, stick
+from rlightning.runtime import Call, Future, WorkerHandle, as_handle, gather, together, wait
 from rlightning.types import BatchedData, EnvMeta, EnvRet, PolicyResponse
 from rlightning.weights.bundle import Mismatch
 from rlightning.weights.sync import CARRIERS, WEIGHT_SYNCS, ColocatedSync, Delivery, WeightSync
@@ -24,6 +25,9 @@ logger = logging.getLogger(__name__)
 
 _SETTLE_S = 60.0
 """Seconds to wait for weights that were announced before others are sent."""
+ASYNC_CHANNELS = 64
+"""Most channels that a policy with async rollouts needs for requests; more env workers than that share them."""
+
 _NO_LEARNER = "the group has no train policy: give one to PolicyGroup, or push one"
 
 
@@ -63,7 +67,12 @@ class PolicyGroup:
         self._seed = seed
         self._timeout_s = call_timeout_s
         self._env_nodes: tuple[str, ...] = ()
-        self._router: Router = SimpleRouter()
+        self._is_async = config.rollout_mode == "async"
+        self._router: Router = LoadRouter() if self._is_async else SimpleRouter()
+        self._is_stateful: bool | None = None
+        self._homes: dict[int, WorkerHandle] = {}  # who answered each env worker last
+        self._in_flight: list[tuple[WorkerHandle, Future[Any]]] = []  # with async rollouts
+        self._announced: dict[WorkerHandle, int] = {}  # the version that each eval policy was last sent
         self._routes: dict[tuple[int, ...], list[tuple[WorkerHandle, list[int]]]] = {}
         self._is_colocated = False
         self._strategy = "None"
@@ -165,6 +174,8 @@ class PolicyGroup:
     ) -> BatchedData[Future[PolicyResponse]]:
         """Ask for actions: one call and one forward pass per eval policy, whatever the number of env workers.
 
+        With async rollouts it is one call per env worker, to the policy with the fewest requests in flight.
+
         Args:
             batched_env_ret: One result, or future of one, per env worker.
             evaluation: Sample from the generator of evaluations, so that training repeats with and without them.
@@ -175,6 +186,8 @@ class PolicyGroup:
         """
         items = batched_env_ret.items
         options = {"evaluation": True, "deterministic": deterministic} if evaluation or deterministic else {}
+        if self._is_async:
+            return self._rollout_each(batched_env_ret, options)
         routes = self._route(tuple(batched_env_ret.env_ids))
         if len(routes) == 1:
             return BatchedData(batched_env_ret.env_ids, _ask(routes[0][0], items, options))
@@ -198,6 +211,8 @@ class PolicyGroup:
         env_rets = nothing if batched_env_ret is None else batched_env_ret.items
         responses = nothing if batched_policy_resp is None else batched_policy_resp.items
         results: list[Any] = list(nothing)
+        if self._is_async:
+            return self._postprocess_each(given.env_ids, env_rets, responses)
         for handle, places in self._route(tuple(given.env_ids)):
             for place in places:
                 results[place] = handle.call(BasePolicy._postprocess, env_rets[place], responses[place])
@@ -369,6 +384,7 @@ class PolicyGroup:
             self._is_settled = False
             self._weight_sync.announce(self._timeout_s)
             self._announced_version = self._sent_version
+            self._announced = dict.fromkeys(self._actors, self._sent_version)
 
     @property
     def version(self) -> int | None:
@@ -557,6 +573,8 @@ class PolicyGroup:
         self._learners.clear()
         self._actors.clear()
         self._routes.clear()
+        self._homes.clear()
+        self._in_flight.clear()
         if self._on_shutdown is not None:
             on_shutdown, self._on_shutdown = self._on_shutdown, None
             on_shutdown()
@@ -636,22 +654,80 @@ class PolicyGroup:
     def _reroute(self) -> None:
         """Take note of a change of the eval policies or of the env workers."""
         self._weight_sync, self._is_settled = None, True
-        if self.config.router_type == "node_affinity" and self._env_nodes and self._actors:
+        if self.config.router_type == "node_affinity" and self._env_nodes and self._actors and not self._is_async:
             self._router = NodeAffinityRouter(self._env_nodes, [handle.info().node for handle in self._actors])
         self._routes.clear()
+        self._is_stateful = None
+        self._homes = {env_id: handle for env_id, handle in self._homes.items() if handle in self._actors}
 
     def _route(self, env_ids: tuple[int, ...]) -> list[tuple[WorkerHandle, list[int]]]:
         """Say which policy answers which places of a batch; a choice is kept until the group changes."""
         routes = self._routes.get(env_ids)
         if routes is None:
-            if not self._actors:
-                raise ProtocolError("the group has no eval policy to roll out: give one to PolicyGroup, or push one")
-            chosen = self._router.select(env_ids, [0] * len(self._actors))
+            chosen = self._choose(env_ids, [0] * len(self._actors))
             places: dict[int, list[int]] = {}
             for place, index in enumerate(chosen):
                 places.setdefault(index, []).append(place)
             routes = self._routes[env_ids] = [(self._actors[index], held) for index, held in places.items()]
         return routes
+
+    def _choose(self, env_ids: Sequence[int], loads: Sequence[int]) -> list[int]:
+        """Say which policy answers each env worker, by index, and remember it."""
+        if not self._actors:
+            raise ProtocolError("the group has no eval policy to roll out: give one to PolicyGroup, or push one")
+        if self._is_stateful is None:
+            first = self._actors[0]
+            asks = hasattr(first.target, BasePolicy._keeps_state.__name__)
+            self._is_stateful = asks and first.call(BasePolicy._keeps_state).result(self._timeout_s)
+        if self._is_stateful:
+            indices = {handle: index for index, handle in enumerate(self._actors)}
+            homes = {env_id: indices[handle] for env_id, handle in self._homes.items()}
+            chosen = stick(self._router, env_ids, loads, homes)
+        else:
+            chosen = self._router.select(env_ids, loads)
+        self._homes.update((env_id, self._actors[index]) for env_id, index in zip(env_ids, chosen, strict=True))
+        return chosen
+
+    def _rollout_each(self, asked: BatchedData[Any], options: dict[str, Any]) -> BatchedData[Future[PolicyResponse]]:
+        """Make a request of its own for each env worker, beside all others."""
+        chosen = self._choose(tuple(asked.env_ids), self._loads())
+        answers: list[Future[PolicyResponse]] = []
+        for (env_id, env_ret), index in zip(asked, chosen, strict=True):
+            handle = self._actors[index]
+            method = _hook(handle, BasePolicy._rollout_async, BasePolicy._rollout)
+            # New weights and requests come by different channels: the request says which version it has to wait for.
+            known = {"at_least": self._announced[handle]} if handle in self._announced else {}
+            answers.append(handle.call_beside(request_channel(env_id), method, env_ret, **options, **known))
+            self._in_flight.append((handle, answers[-1]))
+        return BatchedData(asked.env_ids, answers)
+
+    def _postprocess_each(
+        self, env_ids: Sequence[int], env_rets: Sequence[Any], responses: Sequence[Any]
+    ) -> BatchedData[Future[Any]]:
+        """Finish each answer on the policy that gave it, or on any where that one is gone."""
+        gone = [env_id for env_id in env_ids if env_id not in self._homes]
+        if gone:
+            self._choose(gone, self._loads())
+        return BatchedData(
+            env_ids,
+            [
+                self._homes[env_id].call_beside(request_channel(env_id), BasePolicy._postprocess, env_ret, response)
+                for env_id, env_ret, response in zip(env_ids, env_rets, responses, strict=True)
+            ],
+        )
+
+    def _loads(self) -> list[int]:
+        """Count the requests in flight at each eval policy, by what has not come back."""
+        _, pending = wait([future for _, future in self._in_flight], at_least=0)
+        missing = set(map(id, pending))
+        self._in_flight = [(handle, future) for handle, future in self._in_flight if id(future) in missing]
+        counts = Counter(handle for handle, _ in self._in_flight)
+        return [counts[handle] for handle in self._actors]
+
+
+def request_channel(env_id: int) -> str:
+    """Name the channel by which the requests of an env worker come: one that is slow holds up no other one."""
+    return f"rollout[{env_id % ASYNC_CHANNELS}]"
 
 
 def weight_carrier(config: PolicyConfig) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import heapq
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 
@@ -33,6 +34,24 @@ class SimpleRouter:
         return [env_id % count for env_id in env_ids]
 
 
+class LoadRouter:
+    """Each request goes where the fewest are in flight; of equal ones, to the first.
+
+    >>> LoadRouter().select([0, 1, 2], loads=[2, 0])
+    [1, 1, 0]
+    """
+
+    def select(self, env_ids: Sequence[int], loads: Sequence[int]) -> list[int]:
+        heap = [(load, index) for index, load in enumerate(loads)]
+        heapq.heapify(heap)
+        chosen = []
+        for _ in env_ids:
+            load, index = heap[0]
+            heapq.heapreplace(heap, (load + 1, index))
+            chosen.append(index)
+        return chosen
+
+
 class NodeAffinityRouter:
     """Prefers eval policies on the env worker's node; those of a node take turns.
 
@@ -53,3 +72,26 @@ class NodeAffinityRouter:
 
     def select(self, env_ids: Sequence[int], loads: Sequence[int]) -> list[int]:
         return [self._choice[env_id] for env_id in env_ids]
+
+
+def stick(router: Router, env_ids: Sequence[int], loads: Sequence[int], homes: Mapping[int, int]) -> list[int]:
+    """Let env workers stay with the policies that keep their state, and have a router choose for the others.
+
+    Args:
+        router: Chooses for env workers without a home.
+        env_ids: Env workers that ask.
+        loads: Requests in flight at each eval policy.
+        homes: Env id -> index of the policy that keeps its state.
+
+    Returns:
+        For each env id the index of an eval policy.
+
+    >>> stick(SimpleRouter(), [0, 1, 2], loads=[0, 0], homes={0: 1})
+    [1, 1, 0]
+    """
+    loads = list(loads)
+    for env_id in env_ids:
+        if env_id in homes:
+            loads[homes[env_id]] += 1
+    chosen = iter(router.select([env_id for env_id in env_ids if env_id not in homes], loads))
+    return [homes[env_id] if env_id in homes else next(chosen) for env_id in env_ids]

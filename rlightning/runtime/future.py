@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import math
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -11,6 +13,9 @@ from rlightning.errors import CallTimeout
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
+
+_TURN_S = 0.005
+"""Seconds that futures of one kind are waited for while those of another kind are, too."""
 
 
 class Future(Generic[T_co]):
@@ -102,6 +107,39 @@ class JointFuture(Future[None]):
                 return ready, [future for future in futures if open_parts[id(future)]]
 
 
+class PendingFuture(Future[T]):
+    """The outcome of a call that runs in another thread of this process."""
+
+    __slots__ = ("_outcome", "method", "worker")
+
+    def __init__(self, worker: str, method: str) -> None:
+        self.worker, self.method = worker, method
+        self._outcome: concurrent.futures.Future[Future[T]] = concurrent.futures.Future()
+
+    def settle(self, outcome: Future[T]) -> None:
+        """Take the outcome; only for whoever runs the call."""
+        self._outcome.set_result(outcome)
+
+    @classmethod
+    def _fetch(cls, futures: Sequence[Any], timeout: float | None) -> list[Any]:
+        _, late = concurrent.futures.wait([future._outcome for future in futures], timeout)
+        if late:
+            calls = [f"{future.worker}.{future.method}" for future in futures if future._outcome in late]
+            raise CallTimeout(f"no answer within {timeout} s from {len(calls)} calls: {', '.join(calls[:10])}")
+        return [future._outcome.result().result() for future in futures]
+
+    @classmethod
+    def _wait(cls, futures: Sequence[Any], at_least: int, timeout: float | None) -> tuple[list[Any], list[Any]]:
+        left = {future._outcome for future in futures if not future._outcome.done()}
+        until = math.inf if timeout is None else time.monotonic() + timeout
+        while len(futures) - sum(future._outcome in left for future in futures) < at_least:
+            patience = None if timeout is None else until - time.monotonic()
+            if patience is not None and patience <= 0:
+                break
+            _, left = concurrent.futures.wait(left, patience, concurrent.futures.FIRST_COMPLETED)
+        return [f for f in futures if f._outcome not in left], [f for f in futures if f._outcome in left]
+
+
 def gather(futures: Iterable[Future[T]], timeout: float | None = None) -> list[T]:
     """Wait for all values, in order, with one fetch for each kind of future.
 
@@ -132,7 +170,7 @@ def wait(
     """Wait until at least some futures are ready.
 
     Args:
-        futures: What to wait for; local ones are always ready.
+        futures: What to wait for.
         at_least: How many must be ready.
         timeout: Seconds to wait; None waits for ever.
 
@@ -148,10 +186,18 @@ def wait(
         if not isinstance(future, LocalFuture):
             remote[type(future)].append(future)
     ready: set[int] = {id(future) for future in futures if isinstance(future, LocalFuture)}
-    for kind, members in remote.items():
-        missing = max(0, at_least - len(ready))
-        done, _ = kind._wait(members, min(missing, len(members)), timeout if missing else 0.0)
-        ready.update(id(future) for future in done)
+    until = math.inf if timeout is None else time.monotonic() + timeout
+    while remote:
+        for kind, members in remote.items():
+            missing = min(at_least - sum(id(future) in ready for future in futures), len(members))
+            left = None if timeout is None else max(0.0, until - time.monotonic())
+            # Nobody can wait for two kinds at once: they take turns.
+            longest = left if len(remote) == 1 else min(_TURN_S, _TURN_S if left is None else left)
+            done, _ = kind._wait(members, max(0, missing), longest if missing > 0 else 0.0)
+            ready.update(id(future) for future in done)
+        count = sum(id(future) in ready for future in futures)
+        if count >= min(at_least, len(futures)) or time.monotonic() >= until:
+            break
     done, pending = [f for f in futures if id(f) in ready], [f for f in futures if id(f) not in ready]
     if len(done) < min(at_least, len(futures)):
         raise CallTimeout(f"{len(done)} of {len(futures)} calls answered within {timeout} s, {at_least} wanted")

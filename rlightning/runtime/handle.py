@@ -40,6 +40,9 @@ class WorkerHandle(Protocol):
     def call_split(self, count: int, method: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Future[Any]]:
         """Call a method that returns a list of ``count`` items, two or more; each item gets a future of its own."""
 
+    def call_beside(self, channel: str, method: Callable[..., R], *args: Any, **kwargs: Any) -> Future[R]:
+        """Call a method beside other calls, without waiting for it; calls by one channel may lose their order here."""
+
     def channel(self, name: str) -> WorkerHandle:
         """Give a handle whose calls run beside those of other channels, in threads of their own.
 

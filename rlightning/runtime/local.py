@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from rlightning.errors import WorkerError
-from rlightning.runtime.future import Future, LocalFuture, resolve
+from rlightning.runtime.future import Future, LocalFuture, PendingFuture, resolve
 from rlightning.runtime.handle import WorkerInfo
 
 R = TypeVar("R")
 
 
 class LocalHandle:
-    """Calls methods of an object at once.
+    """Calls methods of an object at once, or in a thread beside this one.
 
     A failure is kept in the future, as it is with a remote worker, and raised where the result is wanted.
     """
@@ -46,6 +47,20 @@ class LocalHandle:
             return [LocalFuture(error=self._blame(wrong, method.__name__))] * count
         return [LocalFuture(item) for item in items]
 
+    def call_beside(self, channel: str, method: Callable[..., R], *args: Any, **kwargs: Any) -> Future[R]:
+        future: PendingFuture[R] = PendingFuture(self.name, method.__name__)
+
+        def run() -> None:
+            try:
+                future.settle(self.call(method, *args, **kwargs))
+            except BaseException as error:
+                # Whoever waits must hear of it, even if it is one that ends threads.
+                future.settle(LocalFuture(error=self._blame(error, method.__name__)))
+
+        # A thread of its own: a call may wait for another one, and no number of threads would be enough for all.
+        threading.Thread(target=run, name=f"{self.name}.{method.__name__}", daemon=True).start()
+        return future
+
     def channel(self, name: str) -> LocalHandle:
         return self
 
@@ -55,7 +70,7 @@ class LocalHandle:
     def stop(self) -> None:
         return None
 
-    def _blame(self, error: Exception, method: str) -> WorkerError:
+    def _blame(self, error: BaseException, method: str) -> WorkerError:
         if isinstance(error, WorkerError):
             return error
         blamed = WorkerError(f"{type(error).__name__}: {error}", self.name, method)

@@ -102,6 +102,9 @@ class RayHandle:
         refs = self._method(name, count).remote(*map(_unwrap, args), **_unwrap_named(kwargs))
         return [RayFuture(ref, self.name, name) for ref in refs]
 
+    def call_beside(self, channel: str, method: Callable[..., R], *args: Any, **kwargs: Any) -> Future[R]:
+        return self.channel(channel).call(method, *args, **kwargs)
+
     def channel(self, name: str) -> RayHandle:
         if name not in _CHANNELS.get(self.target._actor_id.hex(), ()):
             return self

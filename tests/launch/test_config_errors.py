@@ -118,7 +118,6 @@ def test_unknown_names_are_reported_beside_all_else() -> None:
     [
         ("cluster.placement.mode=manual", "manual placement"),
         ("cluster.resource_pool.a=1", "resource pools"),
-        ("policy.rollout_mode=async", "coroutines"),
     ],
 )
 def test_what_this_version_does_not_do_is_refused_by_name(override: str, word: str) -> None:

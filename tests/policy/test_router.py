@@ -3,7 +3,13 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlightning.policy.router import NodeAffinityRouter, SimpleRouter
+from rlightning.config import PolicyConfig
+from rlightning.policy.base_policy import PolicyRole
+from rlightning.policy.policy_group import PolicyGroup
+from rlightning.policy.router import LoadRouter, NodeAffinityRouter, SimpleRouter, stick
+from rlightning.runtime import gather
+from rlightning.types import PolicyResponse
+from tests.policy.policies import batch
 
 counts = st.integers(1, 8)
 quick = settings(max_examples=50, deadline=None)
@@ -56,3 +62,80 @@ def test_affinity_an_env_keeps_its_policy_whoever_asks_beside_it(env_nodes, poli
     some = data.draw(st.lists(st.integers(0, len(env_nodes) - 1), unique=True))
     everyone = router.select(range(len(env_nodes)), loads)
     assert router.select(some, loads) == [everyone[env_id] for env_id in some]
+
+
+loads_of = st.lists(st.integers(0, 9), min_size=1, max_size=8)
+
+
+@quick
+@given(st.integers(0, 40), loads_of)
+def test_load_each_request_goes_to_the_first_of_those_with_the_fewest(num_envs, loads):
+    given_loads = list(loads)
+    for index in LoadRouter().select(range(num_envs), loads):
+        assert index == min(range(len(given_loads)), key=lambda i: given_loads[i])
+        given_loads[index] += 1
+
+
+@quick
+@given(st.integers(1, 40), counts)
+def test_load_idle_policies_share_evenly(num_envs, num_policies):
+    chosen = LoadRouter().select(range(num_envs), [0] * num_policies)
+    shares = [chosen.count(index) for index in range(num_policies)]
+    assert max(shares) - min(shares) <= 1
+
+
+@quick
+@given(st.lists(st.integers(0, 40), unique=True), loads_of, st.data())
+def test_stick_env_workers_with_a_home_go_there_and_the_others_around_them(env_ids, loads, data):
+    homes = data.draw(st.dictionaries(st.integers(0, 40), st.integers(0, len(loads) - 1)))
+    before = list(loads)
+    chosen = stick(LoadRouter(), env_ids, loads, homes)
+    assert loads == before
+    assert len(chosen) == len(env_ids)
+    for env_id, index in zip(env_ids, chosen, strict=True):
+        assert 0 <= index < len(loads)
+        assert homes.get(env_id, index) == index
+    # With a home of their own for all, nothing is left to choose.
+    assert stick(LoadRouter(), env_ids, loads, dict(zip(env_ids, chosen, strict=True))) == chosen
+
+
+class Named:
+    """Answers with its number."""
+
+    def __init__(self, number, keeps_state):
+        self.number, self.keeps_state = number, keeps_state
+
+    def _keeps_state(self):
+        return self.keeps_state
+
+    def _rollout(self, env_ret):
+        return PolicyResponse(env_ret.observation[:, 0] + 100 * self.number)
+
+
+happenings = st.lists(
+    st.one_of(st.just("push"), st.just("pop"), st.lists(st.integers(0, 5), unique=True, min_size=1)), max_size=12
+)
+
+
+@quick
+@given(happenings, st.sampled_from(["sync", "async"]))
+def test_an_env_worker_stays_with_its_policy_as_long_as_it_exists(happenings, mode):
+    group = PolicyGroup([], [Named(0, True)], PolicyConfig(rollout_mode=mode))
+    homes, number = {}, 0
+    for happening in happenings:
+        if happening == "push":
+            number += 1
+            group.push(Named(number, True), PolicyRole.EVAL)
+        elif happening == "pop":
+            gone = group.pop(PolicyRole.EVAL) if len(group.eval_list) > 1 else None
+            homes = {env_id: home for env_id, home in homes.items() if home != getattr(gone, "number", None)}
+        else:
+            # The row of env worker i observes i, wherever it stands in the batch.
+            requests = batch([1] * 6)
+            requests = type(requests)(happening, [requests.items[env_id] for env_id in happening])
+            answers = gather(group.rollout_batch(requests).items, 60)
+            assert [int(answer.action[0]) % 100 for answer in answers] == happening
+            for env_id, answer in zip(happening, answers, strict=True):
+                home = int(answer.action[0]) // 100
+                assert homes.setdefault(env_id, home) == home
+                assert home in [policy.number for policy in group.eval_list]

@@ -1,0 +1,47 @@
+"""Engines collect with rollouts that overlap as well."""
+
+import asyncio
+
+import pytest
+
+from rlightning.registry import register
+from rlightning.types import PolicyResponse
+from tests.engine.doubles import CoinPolicy, config
+from tests.parity.stretch import run
+
+FAR = {"remote_env": True, "remote_eval": True}
+
+
+@register("policy", "slow_coin")
+class SlowCoinPolicy(CoinPolicy):
+    """Awaits before it answers."""
+
+    async def rollout_step(self, env_ret, *, deterministic=False):
+        await asyncio.sleep(0)
+        return super().rollout_step(env_ret, deterministic=deterministic)
+
+    async def ask(self, prompt) -> PolicyResponse:
+        """A coroutine more."""
+
+
+def test_one_env_worker_gets_the_same_answers_as_with_sync_rollouts():
+    reports = {}
+    for mode, kind in (("sync", "coin"), ("async", "coin"), ("async", "slow_coin")):
+        report = run(config(policy={"type": kind, "rollout_mode": mode}), 3)
+        reports[mode, kind] = report["rows"], report["digests"], report["stale"]
+    assert reports["async", "coin"] == reports["sync", "coin"] == reports["async", "slow_coin"]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("engine", ["syncrl", "rsl"])
+@pytest.mark.parametrize("places", [{}, pytest.param(FAR, marks=[pytest.mark.ray, pytest.mark.slow])])
+def test_several_env_workers_and_policies_run(request, engine, places):
+    if places:
+        request.getfixturevalue("ray_cluster")
+    policy = {"type": "slow_coin", "rollout_mode": "async"}
+    made = config(env={"num_workers": 3}, policy=policy, cluster={"eval_worker_num": 2, **places}, engine=engine)
+    report = run(made, 3)
+    # 3 epochs of 5 steps in 3 workers with 2 sub-envs each.
+    assert report["env_steps"] == 90
+    assert report["stale"] == []
+    assert [row["policy/version_lag"] for row in report["rows"]] == [0, 0, 0]
