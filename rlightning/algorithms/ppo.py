@@ -391,6 +391,9 @@ class PPO(BasePolicy):
     def extra_training_state(self) -> dict[str, Any]:
         return {"reward_carry": self.reward_scaler.carry}
 
+    def envs_changed(self) -> None:
+        self.reward_scaler.carry = None
+
     def load_extra_training_state(self, state: dict[str, Any]) -> None:
         carry = state["reward_carry"]
         self.reward_scaler.carry = None if carry is None else carry.to(self.device)

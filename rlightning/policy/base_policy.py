@@ -298,6 +298,9 @@ class BasePolicy(nn.Module, ABC):
     def load_extra_training_state(self, state: dict[str, Any]) -> None:
         """Take back what ``extra_training_state`` gave."""
 
+    def envs_changed(self) -> None:
+        """Drop what refers to the envs whose data came so far: from now on they come from others."""
+
     # Life
 
     def set_seed(self, seed: int, index: int = 0) -> None:
@@ -355,6 +358,17 @@ class BasePolicy(nn.Module, ABC):
         if self.rollout_mode == "async" and self._coroutines is None:
             self._coroutines = CoroutineThread(f"{type(self).__name__} rollouts")
         self.is_init = True
+
+    def change_role(self, role_type: PolicyRole) -> None:
+        """Take another role, as a policy that has yet to be initialised; all groups are left."""
+        self.close_comm_groups()
+        self.role_type = PolicyRole(role_type)
+        is_learner = self.role_type is PolicyRole.TRAIN
+        self.device = pick_device(self.config.train_num_gpus if is_learner else self.config.eval_num_gpus)
+        self.dataset, self.is_init = None, False
+        for held in dict(self._steppers()).values():
+            for name in held:
+                delattr(self, name)
 
     def is_initialized(self) -> bool:
         """Tell whether ``init_train`` or ``init_eval`` is done."""

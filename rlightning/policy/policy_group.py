@@ -82,6 +82,9 @@ class PolicyGroup:
         self._announced_version: int | None = None
         self._transfer_sets: list[tuple[Any, list[Any]]] | None = None  # None: by the transfer plan
         self._generation = 0
+        self._comm_options: tuple[str, bool] = ("nccl", False)
+        self._eval_config: Any | None = None
+        self._start: tuple[TrainConfig, EnvMeta | None, Any | None] | None = None
         self._reports: list[Any] = []
 
     # Who is there
@@ -116,6 +119,66 @@ class PolicyGroup:
         self._reroute()
         return worker
 
+    def convert_train_to_eval(self, num: int) -> None:
+        """Let the last train policies act from now on; the others go on training where they are.
+
+        Args:
+            num: How many; one train policy must be left.
+
+        Raises:
+            ProtocolError: If too few are there, or the train policies were not initialised.
+        """
+        self._convert(self._learners, self._actors, PolicyRole.EVAL, num, keep=1)
+
+    def convert_eval_to_train(self, num: int) -> None:
+        """Let the last eval policies train from now on, with the weights, optimizer state and version of the others.
+
+        Args:
+            num: How many.
+
+        Raises:
+            ProtocolError: If too few are there, or the train policies were not initialised.
+        """
+        self._convert(self._actors, self._learners, PolicyRole.TRAIN, num, keep=0)
+
+    def _convert(
+        self, leaving: list[WorkerHandle], joining: list[WorkerHandle], role: PolicyRole, num: int, keep: int
+    ) -> None:
+        """Give policies another role; groups are formed again, and training goes on from where it was."""
+        if not 0 <= num <= len(leaving) - keep:
+            raise ProtocolError(
+                f"{num} policies cannot become {role.value} policies: {len(leaving)} are there, and {keep} must stay"
+            )
+        if self._start is None:
+            raise ProtocolError("roles change at run time: call init before")
+        if num == 0:
+            return
+        state = self.get_training_state()
+        moved = leaving[-num:]
+        del leaving[-num:]
+        gather([handle.call(BasePolicy.change_role, role) for handle in moved], self._timeout_s)
+        for handle in moved:
+            joining.append(as_handle(handle.target, f"{role.value}[{len(joining)}]"))
+        self._reroute()
+        train_config, env_meta, eval_config = self._start
+        if len(self._learners) > 1 or self._generation:
+            self.init_comm_group(*self._comm_options)
+        newcomers = joining[-num:]
+        self._set_seeds(newcomers, first=len(joining) - num)
+        if role is PolicyRole.EVAL:
+            self._all(newcomers, BasePolicy.init_eval, eval_config, env_meta)
+        # All train policies are built anew, because whose gradients are averaged is another group; then all go on.
+        self._together(self._learners, BasePolicy.init_train, train_config, env_meta)
+        own = [{}, *state["train_peers"]][: len(self._learners)]
+        own += self._all(self._learners[len(own) :], BasePolicy.get_own_state)
+        loads = [
+            handle.call(BasePolicy.load_training_state, {**state["train"], **peer})
+            for handle, peer in zip(self._learners, own, strict=True)
+        ]
+        gather(loads, self._timeout_s)
+        self._all(self._learners, BasePolicy.envs_changed)
+        self._push_anew()
+
     # Start
 
     def init(self, train_config: TrainConfig, env_meta: EnvMeta | None = None, eval_config: Any | None = None) -> None:
@@ -127,11 +190,13 @@ class PolicyGroup:
         """Initialise the eval policies."""
         self._set_seeds(self._actors)
         self._all(self._actors, BasePolicy.init_eval, eval_config, env_meta)
+        self._eval_config = eval_config
 
     def init_train(self, train_config: TrainConfig, env_meta: EnvMeta | None = None) -> None:
         """Initialise the train policies, which start equal where they form a group."""
         self._set_seeds(self._learners)
         self._together(self._learners, BasePolicy.init_train, train_config, env_meta)
+        self._start = (train_config, env_meta, self._eval_config)
 
     def init_placement_info(self, is_colocated: bool = False) -> None:
         """Find out which policy lives on which node; fills ``placement_info``."""
@@ -268,6 +333,7 @@ class PolicyGroup:
         Raises:
             WorkerError: If a policy does not come; its cause is a ``CallTimeout`` that names rank, group and phase.
         """
+        self._comm_options = (backend, is_colocated)
         handles = [*self._learners] if is_colocated else [*self._learners, *self._actors]
         if not handles:
             return
@@ -589,10 +655,10 @@ class PolicyGroup:
             raise ProtocolError(_NO_LEARNER)
         return self._learners[0]
 
-    def _set_seeds(self, handles: Sequence[WorkerHandle]) -> None:
+    def _set_seeds(self, handles: Sequence[WorkerHandle], first: int = 0) -> None:
         if self._seed is not None:
             gather(
-                [handle.call(BasePolicy.set_seed, self._seed, index) for index, handle in enumerate(handles)],
+                [handle.call(BasePolicy.set_seed, self._seed, index) for index, handle in enumerate(handles, first)],
                 self._timeout_s,
             )
 

@@ -101,7 +101,8 @@ class Layout:
         return text
 
     def __reduce__(self) -> Any:
-        return Layout.from_json, (self.to_json(),)
+        # A plain function: cloudpickle sends methods of classes as code, with all that their globals hold.
+        return _from_json, (self.to_json(),)
 
     def fits(self, tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> bool:
         """Tell whether tensors still have the names, shapes and dtypes of this layout."""
@@ -129,6 +130,10 @@ class Layout:
         lines = -(-self.num_bytes // ALIGNMENT)
         stops = [min(self.num_bytes, ALIGNMENT * (-(-lines * (part + 1) // count))) for part in range(count)]
         return list(zip([0, *stops[:-1]], stops, strict=True))
+
+
+def _from_json(text: str) -> Layout:
+    return Layout.from_json(text)
 
 
 def each(tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> Iterator[tuple[str, str, torch.Tensor]]:

@@ -263,6 +263,23 @@ class Peer(LinearPolicy):
             self._all_tensors()[name].view(torch.int32).view(-1)[0] ^= 1
 
 
+class Momentum(Peer):
+    """Has an optimizer with a memory."""
+
+    def setup_optimizer(self, optim_cfg):
+        self.optimizer = torch.optim.SGD(self.net.parameters(), 0.5, momentum=0.5)
+
+    def rollout_step(self, env_ret, **kwargs):
+        return PolicyResponse(self.net.weight.expand(len(env_ret.reward), 1))
+
+    def get_weight(self):
+        return self.net.weight.item()
+
+    def set_weight(self, value):
+        with torch.no_grad():
+            self.net.weight.fill_(value)
+
+
 class Wider(Peer):
     """Has another network on the second train policy."""
 

@@ -5,6 +5,7 @@ import itertools
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from ray import cloudpickle
 
 from rlightning.weights.layout import ALIGNMENT, Layout, copy_all, each
 
@@ -41,6 +42,15 @@ def test_two_layouts_have_the_same_key_only_if_bytes_may_be_exchanged():
     ]
     assert ours not in others
     assert len(set(others)) == len(others)
+
+
+def test_a_layout_that_a_process_knows_already_is_not_made_again():
+    layout = Layout.of({"net": {"w": torch.zeros(2, 3), "n": torch.tensor(1)}})
+    message = cloudpickle.dumps(layout)
+    assert b"_KNOWN" not in message  # it travels as text and not as code
+    first = cloudpickle.loads(message)
+    assert first == layout
+    assert cloudpickle.loads(message) is first
 
 
 def test_a_layout_fits_just_what_it_was_made_of():
