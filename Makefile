@@ -16,7 +16,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt $(PIP_FLAGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help train test check quick lint format types imports tests docs bench clean
+.PHONY: help train test check quick lint format types imports tests gpu docs bench clean
 
 help:  ## list the commands
 	@sed -n 's/^\([a-z]*\):.*## */  make \1|/p' Makefile | awk -F'|' '{printf "%-14s %s\n", $$1, $$2}'
@@ -48,11 +48,16 @@ imports: $(VENV)/stamp-dev  ## who may import whom
 tests: $(VENV)/stamp-dev  ## all tests and doctests, the quick ones first
 	$(BIN)/pytest
 
+gpu: $(VENV)/stamp-dev  ## the tests that need a GPU, for a machine that has one
+	$(BIN)/pytest -m gpu
+
 docs: $(VENV)/stamp-dev  ## build docs/_build/html; a warning is an error
 	$(BIN)/sphinx-build -W --keep-going -n -q -b html docs docs/_build/html
 
 bench: $(VENV)/stamp-run benchmarks/.venvs/stamp  ## measure: overhead of a step, and PPO beside other implementations
 	$(BIN)/python benchmarks/step_overhead.py
+	$(BIN)/python benchmarks/rollout_batch.py
+	$(BIN)/python benchmarks/weight_push.py
 	$(BIN)/python benchmarks/rollout_batch.py
 	$(BIN)/python benchmarks/ppo_throughput.py
 
