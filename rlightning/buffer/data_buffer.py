@@ -51,7 +51,7 @@ class DataBuffer:
         self._shards = [as_handle(shard, f"buffer[{index}]") for index, shard in enumerate(shards)]
         owned = blocks(num_env_workers, len(shards)) if num_env_workers is not None and len(shards) > 1 else []
         self._owners = [shard for shard, block in zip(self._shards, owned, strict=False) for _ in block]
-        self._pieces = [len(block) for block in blocks(learners, len(shards))]
+        self._num_learners = learners
         self._timeout_s = call_timeout_s
         self._on_close = on_close
 
@@ -104,10 +104,21 @@ class DataBuffer:
             calls.append(shard.call(BufferShard.truncate, ids, *(env_rets.items[place] for place in places)))
         gather(calls, self._timeout_s)
 
-    def sample(self) -> list[Future[TensorDict]]:
-        """Give the data, one piece for each train policy; pass the pieces on unopened."""
+    def sample(self, num_learners: int | None = None) -> list[Future[TensorDict]]:
+        """Give the data, one piece for each train policy; pass the pieces on unopened.
+
+        Args:
+            num_learners: Train policies there are now; None means as many as at the start.
+
+        Raises:
+            ValueError: If there are fewer of them than shards.
+        """
+        learners = self._num_learners if num_learners is None else num_learners
+        if learners < len(self._shards):
+            raise ValueError(f"{len(self._shards)} shards for {learners} train policies: each needs one for its data")
         pieces: list[Future[TensorDict]] = []
-        for shard, count in zip(self._shards, self._pieces, strict=True):
+        for shard, block in zip(self._shards, blocks(learners, len(self._shards)), strict=True):
+            count = len(block)
             if count == 1:
                 pieces.append(shard.call(BufferShard.sample))
             else:

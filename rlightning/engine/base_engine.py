@@ -186,7 +186,7 @@ class BaseEngine(ABC):
         Raises:
             ProtocolError: If the data were made by older weights than the learner has.
         """
-        lag = self.policy_group.update_dataset(self.buffer.sample())
+        lag = self.policy_group.update_dataset(self.buffer.sample(len(self.policy_group.train_list)))
         if lag > self.max_version_lag:
             raise ProtocolError(
                 f"the data of epoch {self.epoch} were made by weights {lag} versions older than the learner's: publish "

@@ -199,7 +199,8 @@ class BasePolicy(nn.Module, ABC):
         self._failed_update: BaseException | None = None
         self._layout: Layout | None = None
         self._slots: Slots | None = None
-        self._stamp = 0  # which of the slots' versions is in force; 0 where the tensors are this policy's own
+        self._made: Slots | None = None  # the buffer that this policy made for its node
+        self._adopted: tuple[Slots, int] | None = None  # whose memory is acted with, and the stamp of what lies there
         self._mapped: Slots | None = None
         self._handed_over: Slots | None = None
         self._updater: Updater | None = None
@@ -365,6 +366,10 @@ class BasePolicy(nn.Module, ABC):
         self.role_type = PolicyRole(role_type)
         is_learner = self.role_type is PolicyRole.TRAIN
         self.device = pick_device(self.config.train_num_gpus if is_learner else self.config.eval_num_gpus)
+        self._generator = torch.Generator(self.device)
+        self._evaluation_generator = torch.Generator(self.device)
+        self.shared_generator = torch.Generator(self.device)
+        self._memory = memory_of(self.device)
         self.dataset, self.is_init = None, False
         for held in dict(self._steppers()).values():
             for name in held:
@@ -560,8 +565,9 @@ class BasePolicy(nn.Module, ABC):
             device = self.device if self.config.weight_buffer.type == "WeightBuffer" else "cpu"
             shared_weight_buffer = Slots(self.weight_layout(), device=device)
         self._check_key(shared_weight_buffer.layout.key)
-        self._take_own_memory()
-        self._slots = shared_weight_buffer
+        with self._gate.update():
+            self._take_own_memory()
+            self._slots = shared_weight_buffer
         if self._updater is None:
             self._updater = Updater(self._follow_announcement)
             threading.Thread(target=self._updater.run, name="weight updater", daemon=True).start()
@@ -569,7 +575,8 @@ class BasePolicy(nn.Module, ABC):
     def share_weight_buffer(self, parts: int = 1) -> Slots:
         """Make a buffer that the policies of this node can map; see ``init_weight_buffer``."""
         self._require_init("share_weight_buffer")
-        return Slots.create_shared(self.weight_layout(), parts)
+        self._made = Slots.create_shared(self.weight_layout(), parts)
+        return self._made
 
     def map_weight_buffer(self, shared_weight_buffer: Slots) -> None:
         """Map a buffer of this node now, to write into it later."""
@@ -578,8 +585,8 @@ class BasePolicy(nn.Module, ABC):
 
     def unlink_weight_buffer(self) -> None:
         """Say that all have mapped the buffer: nothing of it is left behind when they end."""
-        if self._slots is not None:
-            self._slots.unlink()
+        if self._made is not None:
+            self._made.unlink()
 
     def recv_weights(self, payload: Bundle | BundlePart | None = None) -> int:
         """Take weights: into the buffer, in force with the next update; without a buffer in force at once.
@@ -621,15 +628,19 @@ class BasePolicy(nn.Module, ABC):
         if self._slots is None:
             raise ProtocolError("there is no weight buffer: call init_weight_buffer first")
         with self._noting_failure():
-            tensors, version, stamp = self._slots.views(), self._slots.version, self._slots.stamp
-            if stamp == self._stamp:
+            slots = self._slots
+            tensors, version, stamp = slots.views(), slots.version, slots.stamp
+            if self._adopted == (slots, stamp):
                 return
             self._check_newer(version)
-            with self._timer.measure("import"), self._gate.update():
+            # A failure is noted before the gate opens: nobody shall act with what was loaded half.
+            with self._timer.measure("import"), self._gate.update(), self._noting_failure():
+                if slots is not self._slots:
+                    return  # another buffer took its place while requests were in flight
                 if self._may_adopt():
                     for own, new in zip(each(self.get_trainable_parameters()), each(tensors), strict=True):
                         own[2].data = new[2]
-                    self._stamp = stamp
+                    self._adopted = slots, stamp
                 else:
                     self.load_state_dict(tensors, version=version)
                 self.version = version
@@ -642,7 +653,8 @@ class BasePolicy(nn.Module, ABC):
 
     def forget_version(self) -> None:
         """Take the next bundle whatever its version, as after going back to a checkpoint; until then admit nobody."""
-        self.version = -1
+        with self._gate.update():
+            self.version = -1
 
     def notify_update_weights(self) -> None:
         """Announce new weights; without a weight buffer they are in force already."""
@@ -698,10 +710,11 @@ class BasePolicy(nn.Module, ABC):
         """
         self._require_init("recv_weights_ipc")
         self._check_key(payload.layout.key)
-        version = self._import(payload.views(), payload.version)
         self._handed_over = payload
-        payload.unlink()
-        return version
+        try:
+            return self._import(payload.views(), payload.version)
+        finally:
+            payload.unlink()
 
     # Memory
 
@@ -876,9 +889,16 @@ class BasePolicy(nn.Module, ABC):
         self._require_init("update_dataset")
         self._memory.require(Part.MODEL, to="take data")
         with self._collective(), self._timer.measure("update_dataset"):
-            lag = self.version - int(data["version"].min()) if "version" in data.keys() else 0  # noqa: SIM118
+            lag = self._lag(data)
             self.update_dataset(data if self.device == "cpu" else data.to(self.device))
         return lag
+
+    def _lag(self, data: TensorDictBase) -> int:
+        """Count the versions that the oldest known weights that acted are behind; 0 where none are known."""
+        if "version" not in data.keys():  # noqa: SIM118 (a TensorDict is no dict)
+            return 0
+        known = data["version"][data["version"] >= 0]
+        return self.version - int(known.min()) if known.numel() else 0
 
     def _train(self, *args: Any, **kwargs: Any) -> Any:
         """Run the user's training step and count it."""
@@ -1110,7 +1130,7 @@ class BasePolicy(nn.Module, ABC):
             delattr(self, name)
         self._memory.forget()
         self.model_list = []
-        self._layout, self._slots, self._stamp = None, None, 0
+        self._layout, self._slots, self._adopted = None, None, None
         # Networks are drawn from the global generator: lend it our seed and give it back as it was.
         with _BUILDING, torch.random.fork_rng(devices=[]):
             if self._seed is not None:
@@ -1153,7 +1173,8 @@ class BasePolicy(nn.Module, ABC):
         """Copy weights in, between two requests; they are in force at once."""
         with self._noting_failure():
             self._check_newer(version)
-            with self._timer.measure("import"), self._gate.update():
+            # A failure is noted before the gate opens: nobody shall act with what was loaded half.
+            with self._timer.measure("import"), self._gate.update(), self._noting_failure():
                 self.load_state_dict(tensors, version=version)
                 self.version = version
         return version
@@ -1207,10 +1228,10 @@ class BasePolicy(nn.Module, ABC):
 
     def _take_own_memory(self) -> None:
         """Copy the tensors out of a buffer that others may act with, before anything is written into them."""
-        if self._stamp:
+        if self._adopted is not None:
             for _, _, tensor in each(self.get_trainable_parameters()):
                 tensor.data = tensor.data.clone()
-            self._stamp = 0
+            self._adopted = None
 
     def _require_init(self, method: str) -> None:
         if not self.is_init:

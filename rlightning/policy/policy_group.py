@@ -6,12 +6,13 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from rlightning.config import PolicyConfig, TrainConfig
 from rlightning.distributed import Member, ParallelMode, plan_groups
-from rlightning.errors import ConfigError, ProtocolError, WeightSyncError, WorkerError
+from rlightning.errors import CallTimeout, ConfigError, PlacementError, ProtocolError, WeightSyncError, WorkerError
 from rlightning.observability.timer import Span, timing_table
 from rlightning.policy.base_policy import BasePolicy, PolicyRole
 from rlightning.policy.router import LoadRouter, NodeAffinityRouter, Router, SimpleRouter, stick
@@ -28,6 +29,8 @@ _SETTLE_S = 60.0
 ASYNC_CHANNELS = 64
 """Most channels that a policy with async rollouts needs for requests; more env workers than that share them."""
 
+_MOST_ROUTES = 1024
+"""Choices that are kept; which env workers ask together may differ from step to step."""
 _NO_LEARNER = "the group has no train policy: give one to PolicyGroup, or push one"
 
 
@@ -78,6 +81,7 @@ class PolicyGroup:
         self._strategy = "None"
         self._weight_sync: WeightSync | None = None
         self._is_settled = True  # whether announced weights are known to be in force
+        self._is_unannounced = False  # whether weights were sent and nobody was told
         self._sent_version = -1
         self._announced_version: int | None = None
         self._transfer_sets: list[tuple[Any, list[Any]]] | None = None  # None: by the transfer plan
@@ -153,10 +157,14 @@ class PolicyGroup:
             raise ProtocolError("roles change at run time: call init before")
         if num == 0:
             return
+        learners = len(self._learners) + (num if role is PolicyRole.TRAIN else -num)
+        if self._is_colocated and learners < len(self._learners) + len(self._actors) - learners:
+            raise ProtocolError(f"colocated policies are pairs: {learners} train policies would be too few")
+        self._settle()
         state = self.get_training_state()
         moved = leaving[-num:]
-        del leaving[-num:]
         gather([handle.call(BasePolicy.change_role, role) for handle in moved], self._timeout_s)
+        del leaving[-num:]
         for handle in moved:
             joining.append(as_handle(handle.target, f"{role.value}[{len(joining)}]"))
         self._reroute()
@@ -191,6 +199,7 @@ class PolicyGroup:
         self._set_seeds(self._actors)
         self._all(self._actors, BasePolicy.init_eval, eval_config, env_meta)
         self._eval_config = eval_config
+        self._forget_buffers()
 
     def init_train(self, train_config: TrainConfig, env_meta: EnvMeta | None = None) -> None:
         """Initialise the train policies, which start equal where they form a group."""
@@ -437,10 +446,16 @@ class PolicyGroup:
         self._learner()
         if not self._actors:
             return -1
-        if self._weight_sync is None:
-            self._weight_sync = self._make_weight_sync()
-            self._weight_sync.prepare(self._timeout_s)
         self._settle()
+        if self._is_unannounced:
+            # Weights that nobody was told of may lie complete in some buffers, whose next place to write is then what
+            # their policies act with.
+            self._weight_sync = None
+        if self._weight_sync is None:
+            weight_sync = self._make_weight_sync()
+            weight_sync.prepare(self._timeout_s)
+            self._weight_sync = weight_sync
+        self._is_unannounced = True
         self._sent_version = self._weight_sync.send(self._timeout_s)
         return self._sent_version
 
@@ -449,6 +464,7 @@ class PolicyGroup:
         if self._weight_sync is not None:
             self._is_settled = False
             self._weight_sync.announce(self._timeout_s)
+            self._is_unannounced = False
             self._announced_version = self._sent_version
             self._announced = dict.fromkeys(self._actors, self._sent_version)
 
@@ -678,6 +694,13 @@ class PolicyGroup:
         """Turn the strategy and the placement into an object that knows who sends what to whom."""
         if self._is_colocated:
             pairs = build_transfer_info_for_colocated(self._learners, self._actors)["all"]
+            for pair in pairs:
+                sender, receiver = pair["sender"].info(), pair["receiver"].info()
+                if sender.remote and receiver.remote and sender.node != receiver.node:
+                    raise PlacementError(
+                        f"{sender.name} is on node {sender.node} and {receiver.name} on {receiver.node}: colocated "
+                        f"policies share a node; set cluster.is_colocated to false, or place them together"
+                    )
             return ColocatedSync(
                 [Delivery(pair["sender"], (pair["receiver"],), (pair["receiver"],), True) for pair in pairs],
                 CARRIERS["object_store"],
@@ -710,6 +733,11 @@ class PolicyGroup:
             if not isinstance(error.__cause__, WeightSyncError):
                 raise
 
+    def _forget_buffers(self) -> None:
+        """Make new buffers before the next transfer."""
+        self._weight_sync, self._is_settled, self._is_unannounced = None, True, False
+        self._announced = {}
+
     def _push_anew(self) -> int:
         """Bring weights that may have a lower version than those in force, as after going back to a checkpoint."""
         self._all(self._actors, BasePolicy.forget_version)
@@ -719,7 +747,11 @@ class PolicyGroup:
 
     def _reroute(self) -> None:
         """Take note of a change of the eval policies or of the env workers."""
-        self._weight_sync, self._is_settled = None, True
+        with suppress(
+            WorkerError, WeightSyncError, CallTimeout
+        ):  # who left may be gone, and nobody sends into its buffer again
+            self._settle()
+        self._forget_buffers()
         if self.config.router_type == "node_affinity" and self._env_nodes and self._actors and not self._is_async:
             self._router = NodeAffinityRouter(self._env_nodes, [handle.info().node for handle in self._actors])
         self._routes.clear()
@@ -734,6 +766,8 @@ class PolicyGroup:
             places: dict[int, list[int]] = {}
             for place, index in enumerate(chosen):
                 places.setdefault(index, []).append(place)
+            if len(self._routes) >= _MOST_ROUTES:
+                self._routes.clear()
             routes = self._routes[env_ids] = [(self._actors[index], held) for index, held in places.items()]
         return routes
 

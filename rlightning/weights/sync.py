@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from rlightning.errors import WeightSyncError
+from rlightning.errors import RLightningError, WeightSyncError
 from rlightning.runtime import Call, Future, WorkerHandle, gather, together, wait
 from rlightning.weights.bundle import Bundle, BundlePart
 from rlightning.weights.slots import Slots
@@ -180,27 +181,32 @@ class SharedSync(DoubleSync):
 
     def __init__(self, deliveries: Sequence[Delivery], carry: Carry) -> None:
         super().__init__(deliveries, carry)
-        self._buffers: list[Slots] = []
+        self._buffers: list[Future[Slots]] = []
 
     def prepare(self, timeout_s: float | None) -> None:
-        makers = [(delivery.actors[0], self._parts(delivery)) for delivery in self._deliveries]
-        self._buffers = gather([maker.call(Receiver.share_weight_buffer, parts) for maker, parts in makers], timeout_s)
+        # As futures: what a node's policies map is not for this process, which may be on another machine.
+        self._buffers = [
+            delivery.actors[0].call(Receiver.share_weight_buffer, self._parts(delivery))
+            for delivery in self._deliveries
+        ]
+        held = list(zip(self._deliveries, self._buffers, strict=True))
+        maps: list[Future[None]] = [
+            actor.call(Receiver.init_weight_buffer, buffer) for delivery, buffer in held for actor in delivery.actors
+        ]
+        maps += [
+            delivery.sender.call(Sender.map_weight_buffer, buffer) for delivery, buffer in held if delivery.intra_node
+        ]
         try:
-            gather(
-                [
-                    actor.call(Receiver.init_weight_buffer, buffer)
-                    for delivery, buffer in zip(self._deliveries, self._buffers, strict=True)
-                    for actor in delivery.actors
-                ]
-                + [
-                    delivery.sender.call(Sender.map_weight_buffer, buffer)
-                    for delivery, buffer in zip(self._deliveries, self._buffers, strict=True)
-                    if delivery.intra_node
-                ],
-                timeout_s,
-            )
-        finally:
-            gather([delivery.actors[0].call(Receiver.unlink_weight_buffer) for delivery in self._deliveries], timeout_s)
+            gather(maps, timeout_s)
+        except RLightningError:
+            with suppress(RLightningError):
+                self._unlink(timeout_s)
+            raise
+        self._unlink(timeout_s)
+
+    def _unlink(self, timeout_s: float | None) -> None:
+        """Leave no file behind, however the processes end."""
+        gather([delivery.actors[0].call(Receiver.unlink_weight_buffer) for delivery in self._deliveries], timeout_s)
 
     def send(self, timeout_s: float | None) -> int:
         written: list[Future[Any]] = [

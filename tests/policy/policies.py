@@ -177,8 +177,9 @@ class Numbered(Bare):
                 self.tensors.register_buffer(f"t{i}", value)
 
     def rollout_step(self, env_ret):
-        state = self.tensors.state_dict()
-        numbers = torch.stack([state[name].flatten()[0] for name in sorted(state)])
+        """Answer with the smallest and the largest of all numbers."""
+        held = [*self.tensors.parameters(), *self.tensors.buffers()]
+        numbers = torch.stack(torch.cat([tensor.reshape(-1) for tensor in held]).aminmax())
         rows = len(env_ret.reward)
         return PolicyResponse(torch.zeros(rows), extras={"numbers": numbers.repeat(rows, 1)})
 
@@ -202,7 +203,7 @@ class OwnLoading(Numbered):
 
     def __init__(self, *args):
         super().__init__(*args)
-        self.loads, self.refuses = 0, False
+        self.loads, self.refuses, self.receives = 0, False, True
 
     def load_state_dict(self, state_dict, *args, **kwargs):
         self.loads += 1
@@ -213,6 +214,15 @@ class OwnLoading(Numbered):
 
     def fail_next_loading(self):
         self.refuses = True
+
+    def recv_weights(self, payload=None):
+        if not self.receives:
+            self.receives = True
+            raise OSError("nothing can be received")
+        return super().recv_weights(payload)
+
+    def fail_next_receiving(self):
+        self.receives = False
 
 
 class Peer(LinearPolicy):

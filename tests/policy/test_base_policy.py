@@ -637,3 +637,13 @@ def test_the_optimizer_section_reaches_setup_optimizer():
 
     learner(Asking, optim_cfg=OptimConfig(name="sgd"))
     assert seen == [(OptimConfig(name="sgd"), TRAIN)]
+
+
+def test_the_lag_is_that_of_the_oldest_known_weights_and_nothing_lags_in_an_empty_piece():
+    policy = learner()
+    policy.version = 7
+    versions = torch.tensor([[5, -1], [6, 7]])  # -1: who acted is not known
+    observation = torch.zeros(2, 2, 2)
+    assert policy._update_dataset(TensorDict({"observation": observation, "version": versions}, [2, 2])) == 2
+    assert policy._lag(TensorDict({"version": versions[:, :0]}, [2, 0])) == 0
+    assert policy._lag(TensorDict({"version": torch.full((2, 1), -1)}, [2, 1])) == 0

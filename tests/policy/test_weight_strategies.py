@@ -14,6 +14,7 @@ from rlightning.policy.base_policy import PolicyRole
 from rlightning.policy.policy_group import PolicyGroup
 from rlightning.runtime import as_handle, gather
 from rlightning.runtime.spawn import WorkerPool, WorkerSpec
+from rlightning.weights.slots import _MAPPED
 from tests.policy.policies import EveryKind, Numbered, OwnLoading, batch
 
 STRATEGIES = ["None", "Double", "Shared", "Sharded"]
@@ -131,6 +132,62 @@ def test_what_was_sent_is_in_force_only_after_it_was_announced(places, strategy)
     group.notify_update_weights()
     group.wait_for_eval_weight_update()
     assert seen(group) == [([1], 1)] * 3
+
+
+@pytest.mark.parametrize("strategy", ["Double", "Shared", "Sharded"])
+def test_weights_that_were_sent_and_never_announced_do_not_come_into_force_by_the_next_sending(places, strategy):
+    group = places(Numbered, strategy)
+    push(group)
+    for version in (1, 2, 3):
+        train(group)
+        assert group.send_weights() == version
+        assert seen(group) == [([0], 0)] * 3
+    group.notify_update_weights()
+    group.wait_for_eval_weight_update()
+    assert seen(group) == [([3], 3)] * 3
+
+
+@pytest.mark.parametrize("strategy", ["Double", "Sharded"])
+def test_a_push_that_fails_at_one_receiver_changes_nothing_at_the_others_and_neither_does_the_next_try(
+    places, strategy
+):
+    group = places(OwnLoading, strategy)
+    push(group)
+    train(group)
+    ask(group.eval_list[2], OwnLoading.fail_next_receiving)
+    with pytest.raises(WorkerError, match="nothing can be received"):
+        group.sync_weights()
+    assert seen(group) == [([0], 0)] * 3
+    train(group)
+    assert group.send_weights() == 2
+    assert seen(group) == [([0], 0)] * 3
+    group.notify_update_weights()
+    group.wait_for_eval_weight_update()
+    assert seen(group) == [([2], 2)] * 3
+
+
+@pytest.mark.parametrize("strategy", ["Double", "Shared", "Sharded"])
+def test_a_newcomer_that_is_not_ready_fails_the_push_and_the_next_one_makes_the_buffers(strategy):
+    config = config_for(strategy)
+    learner, first, late = (Numbered(config, PolicyRole.EVAL if i else PolicyRole.TRAIN) for i in range(3))
+    group = PolicyGroup([learner], [first], config)
+    group.init(TRAIN)
+    group.init_weight_buffer()
+    push(group)
+    group.push(late, PolicyRole.EVAL)
+    with pytest.raises(WorkerError, match="call init_eval before"):
+        push(group)
+    late.init_eval()
+    train(group)
+    push(group)
+    assert [(policy.version, policy.tensors.t7.unique().item()) for policy in (first, late)] == [(1, 1), (1, 1)]
+
+
+def test_a_buffer_of_other_processes_is_not_mapped_by_the_one_that_controls_them(places, request):
+    before = set(_MAPPED)
+    group = places(Numbered, "Shared")
+    push(group)
+    assert len(set(_MAPPED) - before) == ("local" in request.node.name)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -356,6 +413,33 @@ def test_a_policy_acts_with_the_buffers_memory_and_writes_into_memory_of_its_own
     # Whoever loads something by itself does not change what the others act with.
     actor.load_state_dict({"tensors": {name: t + 100 for name, t in actor.tensors.state_dict().items()}})
     assert (actor.tensors.t7.unique().item(), other.tensors.t7.unique().item()) == (100, 0)
+
+
+def test_a_request_that_waited_for_an_update_is_refused_if_it_failed_half_way():
+    learner, actor, group = local_pair("Double", OwnLoading)
+    learner._train()
+    loading, go_on, outcomes = threading.Event(), threading.Event(), []
+
+    def load_half(state_dict, *args, **kwargs):
+        actor.tensors.t7.data = actor.tensors.t7.data + 1
+        loading.set()
+        go_on.wait(60)
+        raise OSError("half is loaded")
+
+    def request():
+        try:
+            outcomes.append(actor._rollout(batch([1]).items[0]))
+        except WeightSyncError as error:
+            outcomes.append(str(error))
+
+    actor.__dict__["load_state_dict"] = load_half
+    group.sync_weights()
+    assert loading.wait(60)
+    asking = threading.Thread(target=request)
+    asking.start()
+    go_on.set()
+    asking.join(60)
+    assert outcomes == ["the last weight update failed: half is loaded"]
 
 
 def test_a_class_with_its_own_loading_gets_its_method_called():
