@@ -12,7 +12,11 @@ from rlightning.runtime.spawn import WorkerPool, WorkerSpec
 LOCAL, RAY, MIXED = "local", "ray", "mixed"
 PLACES = {LOCAL: (False, False), RAY: (True, True), MIXED: (False, True)}
 """Whether the first and whether the other policies are remote."""
-EVERYWHERE = [LOCAL, *(pytest.param(place, marks=pytest.mark.ray) for place in (RAY, MIXED))]
+EVERYWHERE = [
+    LOCAL,
+    pytest.param(RAY, marks=pytest.mark.ray),
+    pytest.param(MIXED, marks=[pytest.mark.ray, pytest.mark.slow]),
+]
 
 
 class Crew:

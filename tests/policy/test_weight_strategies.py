@@ -66,12 +66,12 @@ def maker(request, policies):
     return make
 
 
-@pytest.fixture(params=["local", pytest.param("ray", marks=pytest.mark.ray)])
+@pytest.fixture(params=["local", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow])])
 def places(request, policies):
     return maker(request, policies)
 
 
-@pytest.fixture(params=[pytest.param("mixed", marks=pytest.mark.ray)])
+@pytest.fixture(params=[pytest.param("mixed", marks=[pytest.mark.ray, pytest.mark.slow])])
 def mixed(request, policies):
     return maker(request, policies)
 
