@@ -12,6 +12,7 @@ beside one of the same bytes.
 from __future__ import annotations
 
 import argparse
+import threading
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any
@@ -26,7 +27,7 @@ from rlightning.policy.base_policy import BasePolicy, PolicyRole
 from rlightning.policy.policy_group import PolicyGroup
 from rlightning.runtime import as_handle, gather
 from rlightning.runtime.spawn import WorkerPool, WorkerSpec
-from rlightning.types import EnvMeta, EnvRet, PolicyResponse
+from rlightning.types import BatchedData, EnvMeta, EnvRet, PolicyResponse
 from rlightning.weights import digests
 
 STRATEGIES = ("None", "Double", "Shared", "Sharded")
@@ -134,6 +135,47 @@ def measure(megabytes: float, receivers: int, rounds: int, tensors: int = 50, st
         )
 
 
+def measure_rollouts(megabytes: float, rounds: int) -> None:
+    """Count the answers of an eval policy while nothing is pushed, and while weights are sent to it without a pause.
+
+    Both windows are as long as one sending; they take turns. What is lost is the share of answers that are missing.
+    """
+    config = PolicyConfig(
+        model_cfg={"tensors": 50, "megabytes": megabytes}, weight_buffer=WeightBufferConfig(buffer_strategy="Double")
+    )
+    pool = WorkerPool()
+    try:
+        workers = pool.start([_spec(dict(config.model_cfg), role, 0) for role in (PolicyRole.TRAIN, PolicyRole.EVAL)])
+        group = PolicyGroup(workers[:1], workers[1:], config, call_timeout_s=120)
+        group.init(TrainConfig())
+        group.init_weight_buffer()
+        group.sync_weights()
+        group.wait_for_eval_weight_update()
+        asked = BatchedData([0], [EnvRet.from_reset(torch.zeros(8, 4).numpy(), 8)])
+
+        def count(over: Callable[[], bool]) -> float:
+            answers, start = 0, perf_counter()
+            while not over():
+                gather(group.rollout_batch(asked).items)
+                answers += 1
+            return answers / (perf_counter() - start)
+
+        lost = []
+        for _ in range(rounds):
+            sending = threading.Thread(target=group.sync_weights)
+            start = perf_counter()
+            sending.start()
+            during = count(lambda thread=sending: not thread.is_alive())  # type: ignore[misc]
+            sending.join()
+            group.wait_for_eval_weight_update()
+            until = 2 * perf_counter() - start
+            alone = count(lambda until=until: perf_counter() >= until)  # type: ignore[misc]
+            lost.append(100 * (1 - during / alone))
+    finally:
+        pool.stop()
+    print_line({"kind": "rollouts_during_push", "megabytes": megabytes, "lost_percent": spread(lost)})
+
+
 def measure_digest(megabytes: float, rounds: int) -> None:
     """Hash weights beside a copy of them."""
     source = torch.rand(int(megabytes * 250_000))
@@ -160,6 +202,7 @@ def main() -> None:
             measure(megabytes, receivers, options.rounds, strategies=options.strategies)
     measure(8, 1, options.rounds, tensors=2000, strategies=options.strategies)
     measure(8, 1, options.rounds, tensors=1, strategies=options.strategies)
+    measure_rollouts(max(options.megabytes), options.rounds)
     measure_digest(max(options.megabytes), options.rounds)
 
 

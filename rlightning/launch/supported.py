@@ -48,6 +48,11 @@ _CONTRADICTIONS = (
     ),
     _Rule(
         "policy.weight_buffer.transport",
+        lambda config: config.cluster.is_colocated and config.policy.weight_buffer.transport == "collective",
+        "colocated policies hand their weights over by a handle of memory; use auto",
+    ),
+    _Rule(
+        "policy.weight_buffer.transport",
         lambda config: (
             (config.policy.weight_buffer.transport, config.policy.weight_buffer.buffer_strategy)
             == ("collective", "Sharded")
