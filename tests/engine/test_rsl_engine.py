@@ -43,7 +43,7 @@ def test_quick_envs_do_not_wait_for_slow_ones_and_every_step_arrives(ray_cluster
         engine.start()
         gather(engine.env_rets.items)  # until here, workers are starting
         assert engine.collect() == steps * 4
-        data = gather(engine.buffer.sample())[0]
+        data = gather(engine.buffer.sample())[0].clone()  # views, which the clear after learning spoils
         metrics = engine.learn()
     observation, following = data["observation"][..., 0], data["next_observation"][..., 0]
     # Each row follows from the one before it, in every env.
