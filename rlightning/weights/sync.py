@@ -150,6 +150,7 @@ class DoubleSync:
 
     def __init__(self, deliveries: Sequence[Delivery], carry: Carry) -> None:
         self._deliveries, self._carry = list(deliveries), carry
+        self._announcing: list[Future[None]] = []
 
     def prepare(self, timeout_s: float | None) -> None:
         actors = [actor for delivery in self._deliveries for actor in delivery.actors]
@@ -159,17 +160,18 @@ class DoubleSync:
         return _same_version(self._carry(self._deliveries, timeout_s))
 
     def announce(self, timeout_s: float | None) -> None:
-        gather(
-            [
-                actor.channel(CHANNEL).call(Receiver.notify_update_weights)
-                for delivery in self._deliveries
-                for actor in delivery.actors
-            ],
-            timeout_s,
-        )
+        # Whether they heard of it is asked together with whether they have done it, which saves a round of calls.
+        self._announcing = [
+            actor.channel(CHANNEL).call(Receiver.notify_update_weights)
+            for delivery in self._deliveries
+            for actor in delivery.actors
+        ]
 
     def wait(self, timeout_s: float | None) -> list[str]:
-        return _late(self._deliveries, timeout_s)
+        late = _late(self._deliveries, timeout_s)
+        announcing, self._announcing = self._announcing, []
+        gather(announcing, timeout_s)
+        return late
 
 
 class SharedSync(DoubleSync):
