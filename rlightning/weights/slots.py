@@ -130,23 +130,30 @@ class Slots:
 
         Args:
             version: Their version.
-            flat: The bytes, uint8.
+            flat: The bytes, [num_bytes] uint8.
             part: Which part they are; None means all.
+
+        Raises:
+            WeightSyncError: If there are more or fewer than the place has; nothing is complete then.
         """
-        start, stop = (0, self.layout.num_bytes) if part is None else self.layout.parts(self.num_parts)[part]
-        if flat.numel() != stop - start:
-            raise WeightSyncError(f"{flat.numel()} bytes of version {version} came for a place of {stop - start}")
-        back = 1 - self._front
-        which = slice(0, self.num_parts) if part is None else slice(part, part + 1)
-        with self._stamping(back, which, version):
-            self._flats[back][start:stop].copy_(flat)
+        with self.filling(version, part) as place:
+            if flat.shape != place.shape:
+                raise WeightSyncError(f"{flat.numel()} bytes of version {version} came for a place of {place.numel()}")
+            place.copy_(flat)
 
     @contextmanager
-    def filling(self, version: int) -> Iterator[torch.Tensor]:
-        """Write a whole version as bytes: yields their place; it is complete when the block ends well."""
+    def filling(self, version: int, part: int | None = None) -> Iterator[torch.Tensor]:
+        """Write a version as bytes: yields their place, [num_bytes] uint8; it is complete when the block ends well.
+
+        Args:
+            version: Their version.
+            part: Which part they are; None means all.
+        """
         back = 1 - self._front
-        with self._stamping(back, slice(0, self.num_parts), version):
-            yield self._flats[back]
+        start, stop = (0, self.layout.num_bytes) if part is None else self.layout.parts(self.num_parts)[part]
+        which = slice(0, self.num_parts) if part is None else slice(part, part + 1)
+        with self._stamping(back, which, version):
+            yield self._flats[back][start:stop]
 
     @contextmanager
     def _stamping(self, slot: int, parts: slice, version: int) -> Iterator[None]:

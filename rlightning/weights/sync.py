@@ -145,19 +145,16 @@ class ColocatedSync(DirectSync):
         return _same_version(gather(calls, timeout_s))
 
 
-class DoubleSync:
+class DoubleSync(DirectSync):
     """Two slots per eval policy ("Double"): new weights come in while rollouts go on, and pointers are exchanged."""
 
     def __init__(self, deliveries: Sequence[Delivery], carry: Carry) -> None:
-        self._deliveries, self._carry = list(deliveries), carry
+        super().__init__(deliveries, carry)
         self._announcing: list[Future[None]] = []
 
     def prepare(self, timeout_s: float | None) -> None:
         actors = [actor for delivery in self._deliveries for actor in delivery.actors]
         gather([actor.call(Receiver.init_weight_buffer) for actor in actors], timeout_s)
-
-    def send(self, timeout_s: float | None) -> int:
-        return _same_version(self._carry(self._deliveries, timeout_s))
 
     def announce(self, timeout_s: float | None) -> None:
         # Whether they heard of it is asked together with whether they have done it, which saves a round of calls.
