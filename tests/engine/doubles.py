@@ -137,6 +137,15 @@ class CoinPolicy(BasePolicy):
             raise ZeroDivisionError(f"no {where} today")
 
 
+@register("policy", "careless")
+class CarelessPolicy(CoinPolicy):
+    """Changes one number of the weights that it is given."""
+
+    def load_state_dict(self, state_dict, *args, **kwargs):
+        super().load_state_dict(state_dict, *args, **kwargs)
+        self.net.bias.data[0] += 1e-6
+
+
 @register("policy", "replay")
 class ReplayPolicy(CoinPolicy):
     """Q-learning from a memory of the last 64 transitions (Mnih et al. 2015), which no module holds."""

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from rlightning.errors import WorkerDied, WorkerError
+from rlightning.errors import WeightSyncError, WorkerDied, WorkerError
 from rlightning.launch.assemble import assemble
 from tests.engine.doubles import OPEN, Notebook, config
 
@@ -91,3 +91,17 @@ def test_what_was_started_is_closed_if_the_rest_cannot_be(monkeypatch, part):
     monkeypatch.setattr(sys.modules[assemble.__module__], part, fail)
     with pytest.raises(ValueError, match=part):
         assemble(config())
+
+
+@pytest.mark.parametrize("on_mismatch", ["error", "log"])
+def test_an_eval_policy_with_other_weights_ends_the_run_or_is_logged(on_mismatch, caplog):
+    buffer = {"verify_interval": 2, "on_mismatch": on_mismatch}
+    with assemble(config(policy={"type": "careless", "weight_buffer": buffer})) as engine:
+        engine.publish()  # the first push is not compared, the second one is
+        assert "weights differ" not in caplog.text
+        if on_mismatch == "error":
+            with pytest.raises(WeightSyncError, match=r"after the push of version 0 .* eval\[0\] net.bias"):
+                engine.publish()
+        else:
+            engine.publish()
+        assert "weights differ: eval[0] net.bias" in caplog.text
