@@ -9,11 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
-from tensordict import TensorDictBase
 from torch import Tensor
 
 from rlightning.algorithms.global_batch import GlobalBatch, merged_moments
@@ -29,6 +28,9 @@ from rlightning.models.actor_critic import ActorCritic, ActorCriticOptions
 from rlightning.models.normalizer import Moments, RewardScaler
 from rlightning.policy.base_policy import BasePolicy
 from rlightning.types import EnvMeta, EnvRet, PolicyResponse
+
+if TYPE_CHECKING:
+    from tensordict import TensorDictBase
 
 _FORWARD_ROWS = 8192
 """Rows of one forward pass outside of training, so that images of a whole rollout are not floats at once."""

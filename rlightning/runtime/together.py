@@ -50,7 +50,7 @@ def together(calls: Sequence[Call], timeout: float | None = None) -> list[Any]:
         The results, in order.
 
     Raises:
-        WorkerError: If a call failed. Where several did, the one that did not merely wait for the others.
+        WorkerError: If a call failed. Where several did, the first of those that did not merely wait for the others.
         CallTimeout: If a call is not over in time.
     """
     deadline = None if timeout is None else time.monotonic() + timeout
@@ -80,22 +80,27 @@ def together(calls: Sequence[Call], timeout: float | None = None) -> list[Any]:
         for thread in threads:
             thread.join(_left(deadline))
     late = [f"{call.handle.name}.{call.method.__name__}" for call, f in zip(calls, futures, strict=True) if f is None]
+    made = [future for future in futures if future is not None]
     if late:
-        raise CallTimeout(f"no answer within {timeout} s from {len(late)} calls: {', '.join(late[:10])}")
-    return _results([future for future in futures if future is not None], deadline)
+        error: Exception = CallTimeout(f"no answer within {timeout} s from {len(late)} calls: {', '.join(late[:10])}")
+    else:
+        try:
+            return gather(made, _left(deadline))
+        except (WorkerError, CallTimeout) as first:
+            error = first
+    # Outside of the except clause, since an error that crossed processes says by its __cause__ what happened there.
+    raise min([*_failures(made, deadline), error], key=_is_a_consequence)
 
 
-def _results(futures: list[Future[Any]], deadline: float | None) -> list[Any]:
-    try:
-        return gather(futures, _left(deadline))
-    except (WorkerError, CallTimeout) as first:
-        failures: list[Exception] = [first]
+def _failures(futures: Sequence[Future[Any]], deadline: float | None) -> list[Exception]:
+    """List what went wrong, in the order of the calls, so that the same failures give the same error."""
+    failures: list[Exception] = []
     for future in futures:
         try:
             future.result(_left(deadline))
         except (WorkerError, CallTimeout) as error:
             failures.append(error)
-    raise min(failures, key=_is_a_consequence)
+    return failures
 
 
 def _is_a_consequence(error: Exception) -> bool:

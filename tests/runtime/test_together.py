@@ -67,6 +67,31 @@ def test_of_several_failures_the_one_that_did_not_just_wait_is_raised(vain):
         together(calls[:1], 30)
 
 
+@pytest.mark.parametrize("slower", [0, 1])
+def test_of_several_causes_the_first_in_order_is_raised_whichever_came_first(slower):
+    handles = [as_handle(Meeting(), f"train[{i}]") for i in range(2)]
+    over = [threading.Event(), threading.Event()]
+    over[1 - slower].set()
+    threading.Timer(0.2, over[slower].set).start()
+    calls = [Call(h, Meeting.wait_for, (over[i], ArithmeticError(f"cause {i}"))) for i, h in enumerate(handles)]
+    with pytest.raises(WorkerError, match="cause 0") as caught:
+        together(calls, 30)
+    assert isinstance(caught.value.__cause__, ArithmeticError)
+
+
+def test_a_failure_says_more_than_another_call_that_is_late():
+    never = threading.Event()
+    first, second = (as_handle(Meeting(), f"train[{i}]") for i in range(2))
+    try:
+        with pytest.raises(WorkerError, match="the cause"):
+            together(
+                [Call(first, Meeting.wait_for, (never,)), Call(second, Meeting.fail, (ArithmeticError("the cause"),))],
+                0.2,
+            )
+    finally:
+        never.set()
+
+
 def test_a_call_that_is_not_over_in_time_is_named():
     never = threading.Event()
     first, second = (as_handle(Meeting(), f"train[{i}]") for i in range(2))
