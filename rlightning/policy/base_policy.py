@@ -495,7 +495,8 @@ class BasePolicy(nn.Module, ABC):
 
         Args:
             receivers: Who gets what is returned; with nobody, the weights just go into the shared buffer.
-            shared_weight_buffer: Memory of this node to write them into as well.
+            shared_weight_buffer: Memory of this node to write them into as well; with nobody to receive, None means the
+                one that ``map_weight_buffer`` named, so that no handle has to travel with each push.
 
         Returns:
             A copy of all that acts, or just its version where nobody receives.
@@ -504,6 +505,8 @@ class BasePolicy(nn.Module, ABC):
             WeightSyncError: If they do not fit the shared buffer, which stays as it is then.
         """
         self._require_init("send_weights")
+        if shared_weight_buffer is None and not receivers:
+            shared_weight_buffer = self._mapped
         if shared_weight_buffer is not None:
             tensors = self.get_trainable_parameters()
             self._check_key(shared_weight_buffer.layout.key, own=self._layout_of(tensors))

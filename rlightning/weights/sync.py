@@ -178,17 +178,12 @@ class SharedSync(DoubleSync):
     weights travel once, and the first eval policy there writes them.
     """
 
-    def __init__(self, deliveries: Sequence[Delivery], carry: Carry) -> None:
-        super().__init__(deliveries, carry)
-        self._buffers: list[Future[Slots]] = []
-
     def prepare(self, timeout_s: float | None) -> None:
         # As futures: what a node's policies map is not for this process, which may be on another machine.
-        self._buffers = [
-            delivery.actors[0].call(Receiver.share_weight_buffer, self._parts(delivery))
+        held = [
+            (delivery, delivery.actors[0].call(Receiver.share_weight_buffer, self._parts(delivery)))
             for delivery in self._deliveries
         ]
-        held = list(zip(self._deliveries, self._buffers, strict=True))
         maps: list[Future[None]] = [
             actor.call(Receiver.init_weight_buffer, buffer) for delivery, buffer in held for actor in delivery.actors
         ]
@@ -209,9 +204,7 @@ class SharedSync(DoubleSync):
 
     def send(self, timeout_s: float | None) -> int:
         written: list[Future[Any]] = [
-            delivery.sender.call(Sender.send_weights, (), buffer)
-            for delivery, buffer in zip(self._deliveries, self._buffers, strict=True)
-            if delivery.intra_node
+            delivery.sender.call(Sender.send_weights, ()) for delivery in self._deliveries if delivery.intra_node
         ]
         carried = self._carry([delivery for delivery in self._deliveries if not delivery.intra_node], timeout_s)
         return _same_version([*gather(written, timeout_s), *carried])
