@@ -46,7 +46,7 @@ from rlightning.weights.bundle import (
     split,
     strip_wrappers,
 )
-from rlightning.weights.layout import Layout, NamedTensors, as_bytes, copy_all, each
+from rlightning.weights.layout import Layout, NamedTensors, as_bytes, copy_all, each, point_all
 from rlightning.weights.slots import Slots
 
 if TYPE_CHECKING:
@@ -644,8 +644,7 @@ class BasePolicy(nn.Module, ABC):
                 if slots is not self._slots:
                     return  # another buffer took its place while requests were in flight
                 if self._may_adopt():
-                    for own, new in zip(each(self.get_trainable_parameters()), each(tensors), strict=True):
-                        own[2].data = new[2]
+                    point_all(self.get_trainable_parameters(), tensors)
                     self._adopted = slots, stamp
                 else:
                     self.load_state_dict(tensors, version=version)

@@ -106,7 +106,11 @@ class Layout:
 
     def fits(self, tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> bool:
         """Tell whether tensors still have the names, shapes and dtypes of this layout."""
-        return self._signature == [(module, name, tensor.dtype, tensor.shape) for module, name, tensor in each(tensors)]
+        return self._signature == [
+            (module, name, tensor.dtype, tensor.shape)
+            for module, named in tensors.items()
+            for name, tensor in named.items()
+        ]
 
     def views(self, flat: torch.Tensor) -> NamedTensors:
         """Cut bytes, [num_bytes] uint8, into the tensors; nothing is copied."""
@@ -147,10 +151,21 @@ def copy_all(
     targets: Mapping[str, Mapping[str, torch.Tensor]], sources: Mapping[str, Mapping[str, torch.Tensor]]
 ) -> None:
     """Copy the tensors of ``sources`` into those of ``targets``, which have the same names in the same order."""
-    into = [tensor for _, _, tensor in each(targets)]
+    into = [tensor for named in targets.values() for tensor in named.values()]
     if into:
-        with torch.no_grad():
-            torch._foreach_copy_(into, [tensor for _, _, tensor in each(sources)])
+        # Without autograd's bookkeeping a small tensor costs a quarter of what it costs under no_grad.
+        with torch.inference_mode():
+            torch._foreach_copy_(into, [tensor for named in sources.values() for tensor in named.values()])
+
+
+def point_all(
+    targets: Mapping[str, Mapping[str, torch.Tensor]], sources: Mapping[str, Mapping[str, torch.Tensor]]
+) -> None:
+    """Let the tensors of ``targets`` use the memory of those of ``sources``, which have the same names and order."""
+    with torch.no_grad():
+        for held, given in zip(targets.values(), sources.values(), strict=True):
+            for tensor, source in zip(held.values(), given.values(), strict=True):
+                tensor.data = source
 
 
 def as_bytes(array: np.ndarray[Any, np.dtype[np.uint8]]) -> torch.Tensor:

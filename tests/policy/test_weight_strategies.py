@@ -373,7 +373,7 @@ def test_no_reader_ever_sees_two_versions_in_one_snapshot(strategy):
             while not over.is_set():
                 response = actor._rollout(asked)
                 into.append((frozenset(response.extras["numbers"][0].tolist()), response.version))
-                time.sleep(0.005)  # there is one interpreter lock for all of them
+                time.sleep(0.02)  # there is one interpreter lock for all of them
         except BaseException as error:
             failures.append(error)
 
