@@ -8,7 +8,6 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-import torch
 
 from rlightning.errors import ShapeError, UnsupportedSpace
 from rlightning.types import Tree
@@ -67,7 +66,7 @@ def checked(value: Any, shape: tuple[int, ...], dtype: np.dtype[Any], what: str)
         ShapeError: If the shape or the kind of numbers is another one.
     """
     try:
-        array = np.asarray(to_host(value) if isinstance(value, torch.Tensor) else value)
+        array = np.asarray(to_host(value))
     except (TypeError, ValueError) as error:
         raise ShapeError(f"{what} is no array but a {type(value).__name__}: {error}") from error
     if array.shape != shape:

@@ -10,7 +10,8 @@ import torch
 
 from rlightning.errors import ShapeError
 from rlightning.types import EnvRet, PolicyResponse, Tree
-from rlightning.types.tree import concat_rows, split_rows, tree_map
+from rlightning.types.tensors import concat_rows
+from rlightning.types.tree import split_rows, tree_map
 
 
 class _Request(EnvRet):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sys
 
-from rlightning.device import available_gpus
-
 
 def own_place() -> tuple[str, tuple[int, ...]]:
     """Give the node and the GPUs of this process.
@@ -19,4 +17,6 @@ def own_place() -> tuple[str, tuple[int, ...]]:
         place = ray_backend.actor_place()
         if place is not None:
             return place
+    from rlightning.device import available_gpus  # imports torch, which not every worker needs
+
     return "local", tuple(range(available_gpus()))

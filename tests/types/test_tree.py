@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from rlightning.types.tree import concat_rows, owned_tensor, split_rows, to_numpy, tree_leaves, tree_map
+from rlightning.types.tensors import concat_rows, owned_tensor
+from rlightning.types.tree import split_rows, to_numpy, tree_leaves, tree_map
 
 
 class Pair(NamedTuple):

@@ -1,0 +1,46 @@
+"""A worker imports what it needs: with many of them, what one imports is what a run takes to start."""
+
+import subprocess
+import sys
+
+import pytest
+
+from rlightning.config import EnvConfig
+from rlightning.env.env_worker import EnvWorker
+from rlightning.registry import lookup
+from rlightning.runtime.spawn import WorkerPool, WorkerSetup, WorkerSpec
+from tests.architecture.source import ROOT
+
+WORKERS = {
+    "env worker": ("rlightning.env.env_worker, rlightning.simulators.gymnasium, rlightning.runtime.spawn", "torch"),
+    "policy": ("rlightning.algorithms.ppo, rlightning.runtime.spawn", "tensordict"),
+}
+"""Modules that a worker's class comes with, and what it must do without."""
+
+
+@pytest.mark.parametrize(("modules", "heavy"), WORKERS.values(), ids=WORKERS)
+def test_a_worker_starts_without_what_it_does_not_need(modules, heavy):
+    program = f"import sys; import {modules}; sys.exit({heavy!r} in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=100).returncode == 0
+
+
+def imported(_worker, name):
+    import sys
+
+    return name in sys.modules
+
+
+@pytest.mark.ray
+def test_the_process_of_an_env_worker_has_no_torch(ray_cluster, tmp_path):
+    from rlightning.runtime import ray_backend
+
+    pool = WorkerPool(setup=WorkerSetup(seed=1, log_dir=tmp_path))
+    args = (lookup("simulator", "gymnasium"), EnvConfig(name="CartPole-v1"), 0, 7, "train")
+    try:
+        (worker,) = pool.start([WorkerSpec(EnvWorker, args, "env[0]", True, num_cpus=0.01)])
+        # Sent as code, since this module is of the tests and imports torch.
+        ray_backend.pickle_by_value(sys.modules[__name__])
+        assert not ray_backend.run_on(worker, imported, "torch", name="env[0]").result(60)
+        assert ray_backend.run_on(worker, imported, "gymnasium", name="env[0]").result(60)
+    finally:
+        pool.stop()
