@@ -5,6 +5,7 @@ Each error also inherits the builtin that a caller would catch, and survives pic
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 
@@ -77,6 +78,18 @@ class WorkerError(RLightningError, RuntimeError):
     def __str__(self) -> str:
         where = f"{self.worker or 'worker'}.{self.method}" if self.method else self.worker
         return f"{where} on node {self.node}: {self.message}" if where else self.message
+
+
+def blame(error: BaseException, worker: str, method: str) -> None:
+    """Write onto an exception whose call failed, where that is another worker than the one whose process it was."""
+    with suppress(AttributeError):
+        error._raised_by = (worker, method)  # type: ignore[attr-defined]
+
+
+def raised_by(error: BaseException, worker: str, method: str) -> tuple[str, str]:
+    """Give the worker and the method that ``blame`` wrote onto an exception, else the ones given."""
+    who: tuple[str, str] = getattr(error, "_raised_by", (worker, method))
+    return who
 
 
 class WorkerDied(WorkerError):

@@ -43,6 +43,16 @@ class WorkerHandle(Protocol):
     def call_beside(self, channel: str, method: Callable[..., R], *args: Any, **kwargs: Any) -> Future[R]:
         """Call a method beside other calls, without waiting for it; calls by one channel may lose their order here."""
 
+    def run(self, function: Callable[..., R], *args: Any, on: str = "", method: str = "") -> Future[R]:
+        """Run a function where the worker lives, with the worker as its first argument, in the order of the calls.
+
+        Args:
+            function: A function of a module.
+            *args: Its further arguments; futures are opened there.
+            on: Whom messages name; this worker by default.
+            method: What messages say was called; the function by default.
+        """
+
     def channel(self, name: str) -> WorkerHandle:
         """Give a handle whose calls run beside those of other channels, in threads of their own.
 
@@ -57,9 +67,12 @@ class WorkerHandle(Protocol):
 
 
 def as_handle(worker: Any, name: str = "worker") -> WorkerHandle:
-    """Wrap an object or a Ray actor handle. This is the one fork between local and Ray."""
+    """Wrap an object, a Ray actor handle or a ``Guest``. This is the one fork between local and Ray."""
+    from rlightning.runtime.guests import Guest, GuestHandle
     from rlightning.runtime.local import LocalHandle
 
+    if isinstance(worker, Guest):
+        return GuestHandle(worker, name)
     if type(worker).__module__.startswith("ray."):
         from rlightning.runtime.ray_backend import RayHandle
 

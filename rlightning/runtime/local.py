@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from rlightning.errors import WorkerError
+from rlightning.errors import WorkerError, raised_by
 from rlightning.runtime.future import Future, LocalFuture, PendingFuture, resolve
 from rlightning.runtime.handle import WorkerInfo
 
@@ -61,6 +61,12 @@ class LocalHandle:
         threading.Thread(target=run, name=f"{self.name}.{method.__name__}", daemon=True).start()
         return future
 
+    def run(self, function: Callable[..., R], *args: Any, on: str = "", method: str = "") -> Future[R]:
+        try:
+            return LocalFuture(function(self.target, *map(resolve, args)))
+        except Exception as error:
+            return LocalFuture(error=self._blame(error, method or function.__name__))
+
     def channel(self, name: str) -> LocalHandle:
         return self
 
@@ -73,6 +79,6 @@ class LocalHandle:
     def _blame(self, error: BaseException, method: str) -> WorkerError:
         if isinstance(error, WorkerError):
             return error
-        blamed = WorkerError(f"{type(error).__name__}: {error}", self.name, method)
+        blamed = WorkerError(f"{type(error).__name__}: {error}", *raised_by(error, self.name, method))
         blamed.__cause__ = error
         return blamed

@@ -14,7 +14,7 @@ from typing import Any, NoReturn, TypeVar
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
-from rlightning.errors import CallTimeout, PlacementError, WorkerDied, WorkerError
+from rlightning.errors import CallTimeout, PlacementError, WorkerDied, WorkerError, raised_by
 from rlightning.runtime.future import Future
 from rlightning.runtime.handle import WorkerInfo
 
@@ -105,6 +105,10 @@ class RayHandle:
     def call_beside(self, channel: str, method: Callable[..., R], *args: Any, **kwargs: Any) -> Future[R]:
         return self.channel(channel).call(method, *args, **kwargs)
 
+    def run(self, function: Callable[..., R], *args: Any, on: str = "", method: str = "") -> Future[R]:
+        ref = self.target.__ray_call__.remote(function, *map(_unwrap, args))
+        return RayFuture(ref, on or self.name, method or function.__name__)
+
     def channel(self, name: str) -> RayHandle:
         if name not in _CHANNELS.get(self.target._actor_id.hex(), ()):
             return self
@@ -113,7 +117,7 @@ class RayHandle:
         return self._channels[name]
 
     def info(self) -> WorkerInfo:
-        node = RayFuture(self.target.__ray_call__.remote(_node_id), self.name, "info").result()
+        node = self.run(_node_id, method="info").result()
         return WorkerInfo(self.name, str(node), remote=True)
 
     def stop(self) -> None:
@@ -172,7 +176,8 @@ def _blame(error: RayError, future: RayFuture[Any]) -> WorkerError:
     if isinstance(origin, WorkerError):
         # A worker that blames itself does not know which node it is on.
         return origin.on_node(node)
-    blamed = WorkerError(f"{type(origin).__name__}: {origin}", _NAMES.get(actor_id, future.worker), method, node)
+    who, method = raised_by(origin, _NAMES.get(actor_id, future.worker), method)
+    blamed = WorkerError(f"{type(origin).__name__}: {origin}", who, method, node)
     blamed.add_note(f"The worker's own traceback:\n{text}")
     blamed.__cause__ = origin
     return blamed
@@ -278,11 +283,6 @@ def spawn(
     actor = ray.remote(max_restarts=0, **groups)(cls).options(num_cpus=num_cpus, num_gpus=num_gpus).remote(*args)
     _CHANNELS[actor._actor_id.hex()] = frozenset(channels or ())
     return actor
-
-
-def run_on(actor: Any, function: Callable[..., R], *args: Any, name: str) -> Future[R]:
-    """Run a function in the process of an actor, with the actor's object as first argument."""
-    return RayFuture(actor.__ray_call__.remote(function, *args), name, function.__name__)
 
 
 def pickle_by_value(module: ModuleType) -> None:

@@ -134,7 +134,7 @@ class WorkerPool:
         ]
         started = [(spec.name, worker) for spec, worker in zip(specs, workers, strict=True) if spec.remote]
         self._actors += [worker for _, worker in started]
-        ready = [ray_backend.run_on(worker, _apply_setup, self._setup, name, name=name) for name, worker in started]
+        ready = [as_handle(worker, name).run(_apply_setup, self._setup, name) for name, worker in started]
         try:
             gather(ready, self._start_timeout_s)
         except CallTimeout as error:

@@ -8,6 +8,7 @@ import pytest
 from rlightning.config import EnvConfig
 from rlightning.env.env_worker import EnvWorker
 from rlightning.registry import lookup
+from rlightning.runtime import as_handle
 from rlightning.runtime.spawn import WorkerPool, WorkerSetup, WorkerSpec
 from tests.architecture.source import ROOT
 
@@ -40,7 +41,7 @@ def test_the_process_of_an_env_worker_has_no_torch(ray_cluster, tmp_path):
         (worker,) = pool.start([WorkerSpec(EnvWorker, args, "env[0]", True, num_cpus=0.01)])
         # Sent as code, since this module is of the tests and imports torch.
         ray_backend.pickle_by_value(sys.modules[__name__])
-        assert not ray_backend.run_on(worker, imported, "torch", name="env[0]").result(60)
-        assert ray_backend.run_on(worker, imported, "gymnasium", name="env[0]").result(60)
+        assert not as_handle(worker).run(imported, "torch").result(60)
+        assert as_handle(worker).run(imported, "gymnasium").result(60)
     finally:
         pool.stop()

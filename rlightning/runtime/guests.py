@@ -1,0 +1,118 @@
+"""Workers that live in the process of another worker: a call between the two is a call of a method, and no message."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from rlightning.errors import ProtocolError, blame
+from rlightning.runtime.future import Future
+from rlightning.runtime.handle import WorkerHandle, WorkerInfo
+
+R = TypeVar("R")
+
+_GUESTS: dict[str, Any] = {}
+"""The guests that live in this process, by key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guest:
+    """A worker in the process of another one; groups take it as they take objects and actors.
+
+    Attributes:
+        host: The worker whose process it is.
+        key: Names the guest in that process.
+        name: Role and index.
+    """
+
+    host: WorkerHandle
+    key: str
+    name: str
+
+
+def start_guest(host: WorkerHandle, cls: type[Any], args: tuple[Any, ...], name: str) -> tuple[Guest, Future[None]]:
+    """Build a worker in the process of ``host``.
+
+    Returns:
+        The guest, and a future that tells of a failure.
+    """
+    guest = Guest(host, uuid.uuid4().hex, name)
+    return guest, host.run(_build, guest.key, name, cls, args, on=name, method="__init__")
+
+
+def end_guest(guest: Guest) -> Future[None]:
+    """Forget a guest; it must have been closed before."""
+    return guest.host.run(_forget, guest.key)
+
+
+def guest_here(key: str) -> Any:
+    """Give a guest of this process.
+
+    Raises:
+        ProtocolError: If there is none of this key.
+    """
+    if key not in _GUESTS:
+        raise ProtocolError("a worker that lived in this process is gone: its group was closed")
+    return _GUESTS[key]
+
+
+class GuestHandle:
+    """Calls methods of a guest, in one order with the calls of its host."""
+
+    def __init__(self, target: Guest, name: str) -> None:
+        self.target, self.name, self._host = target, name, target.host
+
+    def call(self, method: Callable[..., R], *args: Any, **kwargs: Any) -> Future[R]:
+        called = method.__name__
+        values = (*args, *kwargs.values())
+        return self._host.run(
+            _call, self.target.key, self.name, called, tuple(kwargs), *values, on=self.name, method=called
+        )
+
+    def call_split(self, count: int, method: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Future[Any]]:
+        raise ProtocolError(f"{self.name} lives in the process of {self._host.name}, which gives its answers whole")
+
+    def call_beside(self, channel: str, method: Callable[..., R], *args: Any, **kwargs: Any) -> Future[R]:
+        return self.call(method, *args, **kwargs)
+
+    def run(self, function: Callable[..., R], *args: Any, on: str = "", method: str = "") -> Future[R]:
+        on, method = on or self.name, method or function.__name__
+        return self._host.run(_run, self.target.key, on, method, function, *args, on=on, method=method)
+
+    def channel(self, name: str) -> GuestHandle:
+        return self
+
+    def info(self) -> WorkerInfo:
+        there = self._host.info()
+        return WorkerInfo(self.name, there.node, there.remote)
+
+    def stop(self) -> None:
+        """Nothing to end: the process is the host's."""
+
+
+def _build(_host: Any, key: str, name: str, cls: type[Any], args: tuple[Any, ...]) -> None:
+    _GUESTS[key] = _blaming(name, "__init__", cls, *args)
+
+
+def _forget(_host: Any, key: str) -> None:
+    _GUESTS.pop(key, None)
+
+
+def _call(_host: Any, key: str, name: str, method: str, names: tuple[str, ...], *values: Any) -> Any:
+    count = len(values) - len(names)
+    named = dict(zip(names, values[count:], strict=True))
+    return _blaming(name, method, getattr(guest_here(key), method), *values[:count], **named)
+
+
+def _run(_host: Any, key: str, name: str, method: str, function: Callable[..., Any], *args: Any) -> Any:
+    return _blaming(name, method, function, guest_here(key), *args)
+
+
+def _blaming(name: str, method: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    try:
+        return function(*args, **kwargs)
+    except Exception as error:
+        blame(error, name, method)
+        raise
