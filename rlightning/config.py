@@ -182,8 +182,9 @@ class PlacementConfig(Section):
     """Whether a strategy places the workers or resource pools do."""
     strategy: Literal["default"] = "default"
     """"default": Ray decides."""
-    env_strategy: Literal["default"] = "default"
-    """How env workers sit relative to eval policies."""
+    env_strategy: Literal["default", "process-colocate"] = "default"
+    """How env workers sit relative to eval policies; "process-colocate": in their processes, and each process
+    collects all steps of an epoch by one call."""
 
 
 class ClusterConfig(Section):

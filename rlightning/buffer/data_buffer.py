@@ -11,6 +11,7 @@ from rlightning.buffer.assignment import blocks
 from rlightning.buffer.shard import BufferShard
 from rlightning.runtime import Future, JointFuture, WorkerHandle, as_handle, gather
 from rlightning.types import BatchedData, EnvRet, PolicyResponse
+from rlightning.types.fragment import Fragment
 
 
 class DataBuffer:
@@ -77,6 +78,19 @@ class DataBuffer:
             seen = [env_rets.items[place] for place in places]
             calls.append(shard.call(BufferShard.add, ids, *seen, *(responses.items[place] for place in places)))
         return JointFuture(calls)
+
+    def add_fragment_async(self, env_ids: Sequence[int], fragment: Fragment | Future[Fragment]) -> Future[None]:
+        """Add what some env workers collected in one go, without waiting; the future tells of a failure.
+
+        Args:
+            env_ids: The env workers of the fragment.
+            fragment: It, or its future, which goes to the shards unopened.
+        """
+        calls = [
+            shard.call(BufferShard.add_fragment, [env_ids[place] for place in places], fragment)
+            for shard, places in self._by_owner(env_ids)
+        ]
+        return calls[0] if len(calls) == 1 else JointFuture(calls)
 
     def add_transition(
         self, env_id: int, env_ret: EnvRet | Future[EnvRet], response: PolicyResponse | Future[PolicyResponse]

@@ -9,6 +9,9 @@ from tensordict import TensorDict
 
 from rlightning.buffer.assignment import blocks
 from rlightning.types import EnvRet, PolicyResponse
+from rlightning.types.fragment import Fragment
+from rlightning.types.tensors import owned_tensor
+from rlightning.types.tree import tree_map
 
 
 class BufferShard:
@@ -47,6 +50,17 @@ class BufferShard:
     def add_episode(self, env_id: int, episode: TensorDict) -> None:
         """Add consecutive whole transitions of one env worker."""
         self._storage.add_episode(env_id - self._first, episode)
+
+    def add_fragment(self, env_ids: Sequence[int], fragment: Fragment) -> None:
+        """Add what those of a fragment's env workers collected that are this shard's."""
+        length = len(fragment.fields["reward"])
+        stop = 0
+        for env_id, count in zip(fragment.env_ids, fragment.num_envs, strict=True):
+            start, stop = stop, stop + count
+            if env_id in env_ids:
+                # Owned, since what comes out of an object store may not be written, of which torch would warn.
+                rows = tree_map(lambda leaf, at=slice(start, stop): owned_tensor(leaf[:, at]), fragment.fields)
+                self.add_episode(env_id, TensorDict(rows, batch_size=[length, count]))
 
     def sample(self) -> TensorDict:
         """Give the data, ``[T, N]``."""

@@ -16,7 +16,7 @@ class EnvGroup:
     """Calls env workers; whether they are objects here or actors elsewhere is the handles' business.
 
     Args:
-        workers: ``EnvWorker`` objects, Ray actor handles of it, or both; their order is that of the env ids.
+        workers: ``EnvWorker`` objects, Ray actor handles or guests of it; their order is that of the env ids.
         call_timeout_s: Seconds that a call may take; None waits for ever.
         on_close: Called once by ``close``, to end what was started for the workers.
 
@@ -42,6 +42,11 @@ class EnvGroup:
         self.env_ids: tuple[int, ...] = tuple(range(len(self._handles)))
         self.env_metas: list[EnvMeta] = self._call_all(EnvWorker.get_meta)
         self.env_meta = _common_meta(self.env_metas)
+
+    @property
+    def workers(self) -> list[Any]:
+        """The workers, as they were given."""
+        return [handle.target for handle in self._handles]
 
     @property
     def num_envs(self) -> int:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rlightning.buffer.assignment import blocks
@@ -15,12 +15,15 @@ from rlightning.config import Config, EnvConfig
 from rlightning.engine.base_engine import BaseEngine
 from rlightning.engine.eval_engine import EvalEngine
 from rlightning.engine.evaluation import Evaluator, eval_env_counts
+from rlightning.engine.fragments import FragmentEngine, FragmentGroup
 from rlightning.engine.recorder import Recorder
 from rlightning.engine.sync_engine import RslEngine, SyncEngine
 from rlightning.env.env_group import EnvGroup
 from rlightning.env.env_worker import EnvWorker
+from rlightning.launch.lodging import Lodging
 from rlightning.policy.base_policy import PolicyRole
 from rlightning.policy.policy_group import PolicyGroup, request_channel, weight_carrier
+from rlightning.policy.router import SimpleRouter
 from rlightning.registry import lookup
 from rlightning.runtime.spawn import WorkerPool, WorkerSetup, WorkerSpec
 from rlightning.types import EnvMeta
@@ -81,8 +84,15 @@ def plan_workers(config: Config) -> WorkerPlan:
 
 
 def build_env_group(config: Config) -> EnvGroup:
-    """Start the env workers that training steps."""
-    return _env_group(config, _train_env_specs(config))
+    """Start the env workers of training, and with ``process-colocate`` the eval policies that they live with."""
+    specs = _train_env_specs(config)
+    if not shares_processes(config):
+        return _env_group(config, specs)
+    with _pool(config) as pool:
+        hosts = _policy_specs(config, PolicyRole.EVAL)
+        workers = pool.start([*hosts, *specs])
+        lodging = Lodging(config, pool, workers[: len(hosts)])
+        return EnvGroup(workers[len(hosts) :], call_timeout_s=config.cluster.call_timeout_s, on_close=lodging.close)
 
 
 def build_eval_env_group(config: Config) -> EnvGroup:
@@ -96,17 +106,24 @@ def build_policy_group(config: Config, env_meta: EnvMeta) -> PolicyGroup:
     Args:
         config: The whole configuration.
         env_meta: ``EnvGroup.env_meta``: the spaces that the networks must fit.
+
+    Raises:
+        ProtocolError: If the env group was not built before from the same configuration, with ``process-colocate``.
     """
-    learners = _policy_specs(config, PolicyRole.TRAIN)
+    lodging = Lodging.of(config) if shares_processes(config) else None
+    specs = _policy_specs(config, PolicyRole.TRAIN)
+    count = len(specs)
+    if lodging is None:
+        specs += _policy_specs(config, PolicyRole.EVAL)
     with _pool(config) as pool:
-        workers = pool.start([*learners, *_policy_specs(config, PolicyRole.EVAL)])
+        workers = pool.start(specs)
         group = PolicyGroup(
-            workers[: len(learners)],
-            workers[len(learners) :],
+            workers[:count],
+            workers[count:] if lodging is None else lodging.hosts,
             config.policy,
             seed=config.seed,
             call_timeout_s=config.cluster.call_timeout_s,
-            on_shutdown=pool.stop,
+            on_shutdown=pool.stop if lodging is None else _stop_both(pool, lodging.pool),
         )
         is_colocated = config.cluster.is_colocated
         group.init_placement_info(is_colocated)
@@ -114,6 +131,8 @@ def build_policy_group(config: Config, env_meta: EnvMeta) -> PolicyGroup:
         if config.cluster.train_worker_num > 1 or weight_carrier(config.policy) == "collective":
             group.init_comm_group(is_colocated=is_colocated)
         group.init(config.train, env_meta, config.evaluation)
+    if lodging is not None:
+        lodging.hand_over()
     return group
 
 
@@ -154,14 +173,13 @@ def build_engine(
         config.train.max_eval_rollout_steps,
         call_timeout_s=config.cluster.call_timeout_s,
     )
-    return ENGINES[config.engine](
-        config,
-        env_group,
-        policy_group,
-        data_buffer,
-        evaluator=evaluator,
-        recorder=recorder if recorder is not None else current_run.get().recorder,
-    )
+    parts = (config, env_group, policy_group, data_buffer)
+    recorder = recorder if recorder is not None else current_run.get().recorder
+    if config.engine == "syncrl" and shares_processes(config):
+        storage, timeout_s = lookup("buffer", config.buffer.type), config.cluster.call_timeout_s
+        fragments = FragmentGroup(env_group, storage, config.train.max_rollout_steps, timeout_s)
+        return FragmentEngine(*parts, evaluator=evaluator, recorder=recorder, fragments=fragments)
+    return ENGINES[config.engine](*parts, evaluator=evaluator, recorder=recorder)
 
 
 def assemble(config: Config, *, recorder: Recorder | None = None) -> BaseEngine:
@@ -176,6 +194,21 @@ def assemble(config: Config, *, recorder: Recorder | None = None) -> BaseEngine:
         engine = build_engine(config, env_group, policy_group, data_buffer, recorder=recorder)
         started.pop_all()
     return engine
+
+
+def shares_processes(config: Config) -> bool:
+    """Tell whether env workers live in the processes of eval policies, so that data are collected by fragment."""
+    return config.cluster.placement.env_strategy == "process-colocate"
+
+
+def _stop_both(first: WorkerPool, second: WorkerPool) -> Callable[[], None]:
+    def stop() -> None:
+        try:
+            first.stop()
+        finally:
+            second.stop()
+
+    return stop
 
 
 @contextmanager
@@ -203,8 +236,7 @@ def _env_group(config: Config, specs: list[WorkerSpec]) -> EnvGroup:
 
 
 def _train_env_specs(config: Config) -> list[WorkerSpec]:
-    kinds = [kind for kind in config.env for _ in range(kind.num_workers)]
-    return [_env_spec(config, kind, index, config.seed, "train") for index, kind in enumerate(kinds)]
+    return [_env_spec(config, kind, index, config.seed, "train") for index, kind in enumerate(_env_kinds(config))]
 
 
 def _eval_env_specs(config: Config) -> list[WorkerSpec]:
@@ -216,7 +248,15 @@ def _eval_env_specs(config: Config) -> list[WorkerSpec]:
 def _env_spec(config: Config, kind: EnvConfig, index: int, seed: int, purpose: str) -> WorkerSpec:
     name = f"env[{index}]" if purpose == "train" else f"eval_env[{index}]"
     args = (lookup("simulator", kind.backend), kind, index, seed, purpose)
+    if purpose == "train" and shares_processes(config):
+        return WorkerSpec(EnvWorker, args, name, num_cpus=0.0, host=f"eval[{host_of(config, index)}]")
     return WorkerSpec(EnvWorker, args, name, config.cluster.remote_env, kind.num_cpus, kind.num_gpus)
+
+
+def host_of(config: Config, env_id: int) -> int:
+    """Say in the process of which eval policy an env worker lives: of the one that would answer it step by step."""
+    (index,) = SimpleRouter().select([env_id], [0] * config.cluster.eval_worker_num)
+    return index
 
 
 def _policy_specs(config: Config, role: PolicyRole) -> list[WorkerSpec]:
@@ -230,7 +270,24 @@ def _policy_specs(config: Config, role: PolicyRole) -> list[WorkerSpec]:
     args = (policy, role)
     cls = lookup("policy", policy.type)
     channels = _eval_channels(config) if role is PolicyRole.EVAL else {}
-    return [WorkerSpec(cls, args, f"{role.value}[{index}]", remote, cpus, gpus, channels) for index in range(count)]
+    specs = [WorkerSpec(cls, args, f"{role.value}[{index}]", remote, cpus, gpus, channels) for index in range(count)]
+    if role is PolicyRole.EVAL and shares_processes(config):
+        specs = _with_guests(config, specs)
+    return specs
+
+
+def _with_guests(config: Config, hosts: list[WorkerSpec]) -> list[WorkerSpec]:
+    """Add to eval policies what the env workers in their processes need."""
+    cpus, gpus = [spec.num_cpus for spec in hosts], [spec.num_gpus for spec in hosts]
+    for env_id, kind in enumerate(_env_kinds(config)):
+        cpus[host_of(config, env_id)] += kind.num_cpus
+        gpus[host_of(config, env_id)] += kind.num_gpus
+    return [replace(spec, num_cpus=cpu, num_gpus=gpu) for spec, cpu, gpu in zip(hosts, cpus, gpus, strict=True)]
+
+
+def _env_kinds(config: Config) -> list[EnvConfig]:
+    """List the configuration of each env worker of training, by env id."""
+    return [kind for kind in config.env for _ in range(kind.num_workers)]
 
 
 def _eval_channels(config: Config) -> dict[str, int]:
@@ -243,7 +300,7 @@ def _eval_channels(config: Config) -> dict[str, int]:
 
 
 def _buffer_specs(config: Config) -> list[WorkerSpec]:
-    num_envs = [kind.num_envs for kind in config.env for _ in range(kind.num_workers)]
+    num_envs = [kind.num_envs for kind in _env_kinds(config)]
     capacity = config.buffer.capacity or config.train.max_rollout_steps
     storage = lookup("buffer", config.buffer.type)
     return [

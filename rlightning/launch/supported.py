@@ -22,6 +22,10 @@ class _Rule:
     message: str
 
 
+def _shares_processes(config: Config) -> bool:
+    return config.cluster.placement.env_strategy == "process-colocate"
+
+
 _NOT_YET = (
     _Rule(
         "cluster.placement.mode",
@@ -73,6 +77,27 @@ _CONTRADICTIONS = (
         "cluster.buffer_worker_num",
         lambda config: config.cluster.buffer_worker_num > config.num_env_workers,
         "more than there are env workers: some shards would stay empty; lower it, or raise env.num_workers",
+    ),
+    _Rule(
+        "cluster.placement.env_strategy",
+        lambda config: _shares_processes(config) and config.cluster.remote_env != config.cluster.remote_eval,
+        "env workers live where their eval policies do; set cluster.remote_env and cluster.remote_eval alike",
+    ),
+    _Rule(
+        "cluster.eval_worker_num",
+        lambda config: _shares_processes(config) and config.cluster.eval_worker_num > config.num_env_workers,
+        "more than there are env workers: some eval policies would have none in their process; lower it, or raise "
+        "env.num_workers",
+    ),
+    _Rule(
+        "engine",
+        lambda config: _shares_processes(config) and config.engine == "rsl",
+        "env workers in the processes of eval policies collect by fragment, which syncrl does",
+    ),
+    _Rule(
+        "policy.rollout_mode",
+        lambda config: _shares_processes(config) and config.policy.rollout_mode == "async",
+        "a fragment is collected step by step in one process; use sync",
     ),
     _Rule(
         "buffer.capacity",

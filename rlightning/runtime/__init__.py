@@ -1,6 +1,7 @@
 """Where code runs: handles to workers and futures of their results, the same for local and remote ones."""
 
 from rlightning.runtime.future import Future, JointFuture, LocalFuture, gather, resolve, wait
+from rlightning.runtime.guests import Guest
 from rlightning.runtime.handle import WorkerHandle, WorkerInfo, as_handle
 from rlightning.runtime.place import own_place
 from rlightning.runtime.together import Call, together
@@ -8,6 +9,7 @@ from rlightning.runtime.together import Call, together
 __all__ = [
     "Call",
     "Future",
+    "Guest",
     "JointFuture",
     "LocalFuture",
     "WorkerHandle",

@@ -13,6 +13,7 @@ import numpy as np
 
 from rlightning.errors import CallTimeout, PlacementError
 from rlightning.runtime.future import gather
+from rlightning.runtime.guests import start_guest
 from rlightning.runtime.handle import as_handle
 
 
@@ -29,6 +30,7 @@ class WorkerSpec:
         num_gpus: GPUs reserved for it where it is remote.
         channels: Channel -> threads that work on the calls made by it where it is remote; see
             ``WorkerHandle.channel``.
+        host: Name of the worker whose process it lives in; empty for a process of its own, or this one.
     """
 
     cls: type[Any]
@@ -38,6 +40,7 @@ class WorkerSpec:
     num_cpus: float = 1.0
     num_gpus: float = 0.0
     channels: Mapping[str, int] = field(default_factory=dict)
+    host: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +111,27 @@ class WorkerPool:
         self._in_ray = False
 
     def start(self, specs: Sequence[WorkerSpec]) -> list[Any]:
-        """Start workers; returns objects and Ray actor handles in the order of ``specs``.
+        """Start workers; those that live with another one come after it.
+
+        Returns:
+            Objects, Ray actor handles and guests in the order of ``specs``.
 
         Raises:
             PlacementError: If they do not fit the cluster or are not up in time.
             WorkerError: If a constructor failed.
         """
         self._setup.apply("driver")
+        hosts = [spec for spec in specs if not spec.host]
+        workers = self._start(hosts)
+        # One handle per host: guests of one process are told by it.
+        by_name = {spec.name: as_handle(worker, spec.name) for spec, worker in zip(hosts, workers, strict=True)}
+        guests = [start_guest(by_name[spec.host], spec.cls, spec.args, spec.name) for spec in specs if spec.host]
+        gather([built for _, built in guests], self._start_timeout_s)
+        started, housed = iter(workers), iter(guest for guest, _ in guests)
+        return [next(housed) if spec.host else next(started) for spec in specs]
+
+    def _start(self, specs: Sequence[WorkerSpec]) -> list[Any]:
+        """Start workers that have a process of their own or live in this one."""
         remote = [spec for spec in specs if spec.remote]
         if not remote:
             return [spec.cls(*spec.args) for spec in specs]

@@ -1,0 +1,116 @@
+"""Collecting by fragment: env workers and their eval policy share a process, and one call makes T steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rlightning.engine.sync_engine import SyncEngine
+from rlightning.env.env_group import EnvGroup
+from rlightning.env.env_worker import EnvWorker
+from rlightning.errors import ProtocolError
+from rlightning.policy.base_policy import BasePolicy
+from rlightning.runtime import Future, Guest, WorkerHandle, gather
+from rlightning.runtime.guests import guest_here, start_guest
+from rlightning.types import EnvRet
+from rlightning.types.fragment import Fragment
+from rlightning.types.tree import to_numpy
+
+
+class FragmentCollector:
+    """Steps the env workers of one process with the policy of that process; lives there as a guest.
+
+    Args:
+        storage_class: Such as ``RolloutBlock``; what is collected lies in one until it is sent.
+        num_steps: T.
+        env_ids: The env workers.
+        keys: Of those as guests of this process.
+    """
+
+    def __init__(self, storage_class: type[Any], num_steps: int, env_ids: Sequence[int], keys: Sequence[str]) -> None:
+        self._num_steps, self._env_ids = num_steps, tuple(env_ids)
+        self._workers: list[EnvWorker] = [guest_here(key) for key in keys]
+        self._num_envs = tuple(worker.get_meta().num_envs for worker in self._workers)
+        self._block = storage_class(num_steps, self._num_envs)
+
+    def collect(self, policy: BasePolicy) -> Fragment:
+        """Make T steps; requests of all env workers share a forward pass, as they do step by step.
+
+        Raises:
+            ProtocolError: If new weights came in force meanwhile.
+        """
+        block, workers = self._block, self._workers
+        block.clear()
+        seen: list[EnvRet] = [worker.current() for worker in workers]
+        for _ in range(self._num_steps):
+            responses = policy._rollout_batch(*seen)
+            stepped = [worker.step(response) for worker, response in zip(workers, responses, strict=True)]
+            for place, response in enumerate(responses):
+                block.add(place, seen[place], response)
+            seen = stepped
+        for place, env_ret in enumerate(seen):
+            block.truncate(place, env_ret)
+        oldest, newest = block.versions()
+        if oldest != newest:
+            raise ProtocolError(f"weights of the versions {oldest} to {newest} acted in one fragment")
+        # Views of the block: whoever takes the fragment copies them before the next one is collected.
+        fields: dict[str, Any] = to_numpy(block.sample().to_dict())
+        return Fragment(self._env_ids, self._num_envs, newest, fields)
+
+
+class FragmentGroup:
+    """The collectors of all processes, seen from the controller.
+
+    Args:
+        env_group: Env workers that are guests of eval policies.
+        storage_class: See ``FragmentCollector``.
+        num_steps: T.
+        timeout_s: Seconds that making them may take.
+    """
+
+    def __init__(
+        self, env_group: EnvGroup, storage_class: type[Any], num_steps: int, timeout_s: float | None = None
+    ) -> None:
+        held: dict[int, tuple[WorkerHandle, list[int], list[str]]] = {}
+        for env_id, worker in zip(env_group.env_ids, env_group.workers, strict=True):
+            if not isinstance(worker, Guest):
+                raise ProtocolError(f"env worker {env_id} does not live in the process of an eval policy")
+            _, env_ids, keys = held.setdefault(id(worker.host), (worker.host, [], []))
+            env_ids.append(env_id)
+            keys.append(worker.key)
+        self._collectors: list[tuple[Guest, tuple[int, ...]]] = []
+        started = []
+        for host, env_ids, keys in held.values():
+            args = (storage_class, num_steps, env_ids, keys)
+            guest, built = start_guest(host, FragmentCollector, args, f"fragments of {host.name}")
+            self._collectors.append((guest, tuple(env_ids)))
+            started.append(built)
+        gather(started, timeout_s)
+
+    def collect(self) -> list[tuple[tuple[int, ...], Future[Fragment]]]:
+        """Have every process make its steps at the same time; gives env ids and the future of their fragment."""
+        return [(env_ids, guest.host.run(_collect, guest.key, method="collect")) for guest, env_ids in self._collectors]
+
+
+def _collect(policy: BasePolicy, key: str) -> Fragment:
+    fragment: Fragment = guest_here(key).collect(policy)
+    return fragment
+
+
+class FragmentEngine(SyncEngine):
+    """The synchronous engine where each process collects its fragment by itself; the numbers are the same.
+
+    What the envs show now stays in their processes: ``env_rets`` just tells that they were reset.
+    """
+
+    def __init__(self, *args: Any, fragments: FragmentGroup, **kwargs: Any) -> None:
+        """Take the parts, and the collectors; see ``BaseEngine``."""
+        super().__init__(*args, **kwargs)
+        self._fragments = fragments
+
+    def collect(self) -> int:
+        self._current()
+        stored = [self.buffer.add_fragment_async(env_ids, fragment) for env_ids, fragment in self._fragments.collect()]
+        with self._timer.measure("wait"):
+            gather(stored, self.config.cluster.call_timeout_s)
+        return self.buffer.size()
