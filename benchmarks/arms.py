@@ -51,8 +51,9 @@ class Arm:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that tell where the environments of the peers are, and how long a run may take."""
-    peer = HERE / ".venvs" / "sb3" / "bin" / "python"
-    parser.add_argument("--sb3-python", default=str(peer), help="interpreter that has stable-baselines3")
+    for peer, name in (("sb3", "stable-baselines3"), ("rllib", "RLlib")):
+        python = HERE / ".venvs" / peer / "bin" / "python"
+        parser.add_argument(f"--{peer}-python", default=str(python), help=f"interpreter that has {name}")
     parser.add_argument("--timeout-s", type=float, default=600.0, help="longest time for one run")
 
 

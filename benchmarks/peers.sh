@@ -13,3 +13,4 @@ install_peer() {
 }
 
 install_peer sb3 torch stable-baselines3 'gymnasium[mujoco]'
+install_peer rllib torch 'ray[rllib]' 'gymnasium[mujoco]'

@@ -4,6 +4,10 @@ Every run is a process of its own; each round runs every arm once with the same 
 iterations, so that a slow spell of the machine hits all of them, and ratios are taken within a round.
 
     python benchmarks/ppo_throughput.py --rounds 5 --iterations 40
+
+With other arms it compares the ways to collect on Ray, beside RLlib with the same settings and processes:
+
+    python benchmarks/ppo_throughput.py --envs HalfCheetah-v5 --arms rlightning ray-fragments ray-steps rllib
 """
 
 from __future__ import annotations
@@ -22,13 +26,16 @@ Runs = Mapping[str, list[dict[str, Any]]]
 """The results of each arm, in the order of the rounds."""
 
 
-def available_arms(sb3_python: str) -> dict[str, Arm]:
+def available_arms(sb3_python: str, rllib_python: str) -> dict[str, Arm]:
     """List the competitors."""
     return {
         "rlightning": Arm("rlightning_ppo.py", own_python()),
         "handwritten": Arm("handwritten_ppo.py", own_python()),
         "sb3": Arm("sb3_ppo.py", sb3_python),
         "sb3-default-threads": Arm("sb3_ppo.py", sb3_python, ("--threads", "0")),
+        "ray-fragments": Arm("rlightning_ppo.py", own_python(), ("--collect", "fragments", "--workers", "2")),
+        "ray-steps": Arm("rlightning_ppo.py", own_python(), ("--collect", "steps", "--workers", "2")),
+        "rllib": Arm("rllib_ppo.py", rllib_python, ("--workers", "2")),
     }
 
 
@@ -74,7 +81,7 @@ def main() -> None:
     parser.add_argument("--normalise", type=int, default=0, help="1: with normalised observations and scaled rewards")
     add_options(parser)
     options = parser.parse_args()
-    known = available_arms(options.sb3_python)
+    known = available_arms(options.sb3_python, options.rllib_python)
     if unknown := set(options.arms) - set(known):
         parser.error(f"unknown arms {', '.join(sorted(unknown))}; known: {', '.join(known)}")
     print_line({"kind": "machine", **machine()})

@@ -19,7 +19,6 @@ def overrides(settings: Settings) -> list[str]:
     normalise = str(bool(settings.normalise)).lower()
     return [
         f"seed={settings.seed}",
-        f"env.num_envs={settings.num_envs}",
         f"train.max_epochs={settings.iterations}",
         f"train.max_rollout_steps={settings.rollout_steps}",
         f"train.batch_size={settings.batch_size}",
@@ -47,6 +46,22 @@ def overrides(settings: Settings) -> list[str]:
         "policy.optim_cfg.schedule=constant",
         f"policy.optim_cfg.max_grad_norm={settings.max_grad_norm}",
         "log.progress=false",
+        *places(settings),
+    ]
+
+
+def places(settings: Settings) -> list[str]:
+    """Say how many workers there are and where: on Ray, those that collect have processes of their own."""
+    sizes = [f"env.num_workers={settings.workers}", f"env.num_envs={settings.num_envs // settings.workers}"]
+    if settings.collect == "local":
+        return sizes
+    strategy = {"steps": "default", "fragments": "process-colocate"}[settings.collect]
+    return [
+        *sizes,
+        f"cluster.eval_worker_num={settings.workers}",
+        "cluster.remote_env=true",
+        "cluster.remote_eval=true",
+        f"cluster.placement.env_strategy={strategy}",
     ]
 
 

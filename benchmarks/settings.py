@@ -40,6 +40,10 @@ class Settings:
     """1: normalise observations and scale rewards by the deviation of the discounted return."""
     threads: int = 1
     """Threads of torch; 0 leaves torch's own choice."""
+    workers: int = 1
+    """Processes that collect, where there are several; each has ``num_envs / workers`` sub-envs."""
+    collect: str = "local"
+    """How this package collects: "local", in one process; on Ray by "steps", or by "fragments"."""
 
     @property
     def batch_size(self) -> int:

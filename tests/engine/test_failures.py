@@ -6,7 +6,8 @@ import pytest
 
 from rlightning.errors import WeightSyncError, WorkerDied, WorkerError
 from rlightning.launch.assemble import assemble
-from tests.engine.doubles import OPEN, Notebook, config
+from tests.engine.doubles import Notebook, config
+from tests.engine.envs import OPEN
 
 
 @pytest.fixture(autouse=True)

@@ -62,9 +62,10 @@ def test_a_program_that_ends_without_close_ends_quietly(tmp_path, remote):
 def test_a_run_that_ends_without_close_ends_quietly(tmp_path, remote):
     text = f"""
 from rlightning.launch import assemble
-from tests.engine.doubles import REMOTE, config
+from tests.engine.doubles import config
 
-engine = assemble(config(cluster=REMOTE if {remote} else {{}}))
+far = {{"remote_env": True, "remote_train": True}}
+engine = assemble(config(cluster=far if {remote} else {{}}))
 engine.run()
 print("trained", flush=True)
 """

@@ -11,6 +11,7 @@ MIXED = {
     "envs and learner": {"remote_env": True, "remote_train": True},
     "actors and buffer": {"remote_eval": True, "remote_storage": True},
 }
+BOTH = {"remote_train": True, "remote_eval": True}
 
 
 def cart_pole(seed=7, strategy="None", eval_worker_num=2, **places):
@@ -104,12 +105,12 @@ def test_the_way_that_weights_take_changes_nothing(here, strategy):
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("strategy", ["Double", "Shared", "Sharded"])
 def test_the_way_that_weights_take_between_processes_changes_nothing(here, ray_cluster, strategy):
-    remote = run(cart_pole(strategy=strategy, **REMOTE), EPOCHS)
+    remote = run(cart_pole(strategy=strategy, **BOTH), EPOCHS)
     assert remote["rows"] == here["rows"]
     assert anywhere(remote) == anywhere(here)
 
 
-@pytest.mark.parametrize("places", [{}, pytest.param(REMOTE, marks=[pytest.mark.ray, pytest.mark.slow])])
+@pytest.mark.parametrize("places", [{}, pytest.param(BOTH, marks=[pytest.mark.ray, pytest.mark.slow])])
 def test_colocated_policies_give_the_same_numbers(request, places):
     if places:
         request.getfixturevalue("ray_cluster")
