@@ -7,12 +7,16 @@ import math
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, NoReturn, TypeVar
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rlightning.errors import CallTimeout, PlacementError, WorkerDied, WorkerError, raised_by
 from rlightning.runtime.future import Future
@@ -261,6 +265,105 @@ def _start_own(num_cpus: int) -> None:
             os.environ["PYTHONPATH"] = path
 
 
+@dataclass(frozen=True, slots=True)
+class RayNode:
+    """What Ray says of a node.
+
+    Attributes:
+        node_id: Ray's id of it.
+        address: Its address; several nodes of a simulated cluster have the same.
+        resources: What it has in all, by Ray's names: CPU, GPU, memory (bytes), and custom ones.
+    """
+
+    node_id: str
+    address: str
+    resources: Mapping[str, float]
+
+
+def list_nodes() -> list[RayNode]:
+    """List the nodes that are alive: this process's first, the others by address and id."""
+    own = ray.get_runtime_context().get_node_id()
+    found = [
+        RayNode(node["NodeID"], node["NodeManagerAddress"], dict(node["Resources"]))
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+    return sorted(found, key=lambda node: (node.node_id != own, node.address, node.node_id))
+
+
+class Reservation:
+    """Resources of certain nodes that are held for the workers of a run."""
+
+    def __init__(self, group: PlacementGroup) -> None:
+        self._group = group
+
+    def options(self, bundle: int) -> dict[str, Any]:
+        """Say in Ray's words that an actor lives in a bundle."""
+        return {"scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, bundle)}
+
+    def nodes(self) -> dict[int, str]:
+        """Give Ray's own view: bundle -> id of its node."""
+        table = placement_group_table(self._group)
+        return {int(bundle): str(node) for bundle, node in table["bundles_to_node_id"].items()}
+
+    def release(self) -> None:
+        """Give the resources back; the workers that live in it end."""
+        if ray.is_initialized():
+            remove_placement_group(self._group)
+
+
+def reserve(bundles: Sequence[tuple[str, Mapping[str, float]]], timeout_s: float) -> Reservation:
+    """Hold resources of certain nodes, all or none.
+
+    Args:
+        bundles: Id of the node of each bundle, and what is held there by Ray's names.
+        timeout_s: Seconds to wait until all is free.
+
+    Raises:
+        PlacementError: If it is not free in time; says per node what was asked and what is free.
+    """
+    group = placement_group(
+        [dict(resources) for _, resources in bundles],
+        strategy="PACK",
+        bundle_label_selector=[{"ray.io/node-id": node} for node, _ in bundles],
+    )
+    if not group.wait(timeout_s):
+        remove_placement_group(group)
+        raise PlacementError(_not_free(bundles, timeout_s))
+    return Reservation(group)
+
+
+def _not_free(bundles: Sequence[tuple[str, Mapping[str, float]]], timeout_s: float) -> str:
+    asked: dict[str, Counter[str]] = {}
+    for node, resources in bundles:
+        asked.setdefault(node, Counter()).update(resources)
+    free = _free_by_node()
+    addresses = {node.node_id: node.address for node in list_nodes()}
+    lines = [
+        f"on node {addresses.get(node, 'that is gone')} ({node[:8]}): {_amounts(wanted)} asked, "
+        f"{_amounts({name: free.get(node, {}).get(name, 0.0) for name in wanted})} free"
+        for node, wanted in asked.items()
+    ]
+    return (
+        f"what the plan holds is not free after {timeout_s:g} s; does another job of the cluster use it?\n"
+        + "\n".join(lines)
+        + "\nWait for it, lower the numbers of workers under cluster and env, or raise cluster.start_timeout_s"
+    )
+
+
+def _free_by_node() -> dict[str, dict[str, float]]:
+    """Say what is free on each node; Ray has no public name for it."""
+    try:
+        from ray._private.state import available_resources_per_node
+    except ImportError:
+        return {}
+    return dict(available_resources_per_node())
+
+
+def _amounts(resources: Mapping[str, float]) -> str:
+    return ", ".join(f"{amount:g} {name}" for name, amount in sorted(resources.items()))
+
+
 def spawn(
     cls: type[Any],
     args: Sequence[Any],
@@ -268,6 +371,7 @@ def spawn(
     num_cpus: float,
     num_gpus: float,
     channels: Mapping[str, int] | None = None,
+    place: Mapping[str, Any] | None = None,
 ) -> Any:
     """Start an actor of ``cls``; returns its handle at once, before the process is up.
 
@@ -277,10 +381,12 @@ def spawn(
         num_cpus: CPUs reserved for it.
         num_gpus: GPUs reserved for it.
         channels: Channel -> threads that work on the calls made by it; see ``WorkerHandle.channel``.
+        place: Further options of Ray's that say where, such as ``Reservation.options``.
     """
     # Ray takes groups with the class only, and writes its own ones into the dict.
     groups: dict[str, Any] = {"concurrency_groups": dict(channels)} if channels else {}
-    actor = ray.remote(max_restarts=0, **groups)(cls).options(num_cpus=num_cpus, num_gpus=num_gpus).remote(*args)
+    options = {"num_cpus": num_cpus, "num_gpus": num_gpus, **(place or {})}
+    actor = ray.remote(max_restarts=0, **groups)(cls).options(**options).remote(*args)
     _CHANNELS[actor._actor_id.hex()] = frozenset(channels or ())
     return actor
 

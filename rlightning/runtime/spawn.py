@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -82,6 +82,23 @@ def _apply_setup(_worker: Any, setup: WorkerSetup, name: str) -> None:
     setup.apply(name)
 
 
+class Seats(Protocol):
+    """Knows where each worker of a run goes; several pools may share it."""
+
+    def take(self) -> None:
+        """Hold what all workers of the run need; a Ray is there by now. Each ``take`` wants a ``leave``.
+
+        Raises:
+            PlacementError: If there is not enough.
+        """
+
+    def place_of(self, worker: str) -> Mapping[str, Any]:
+        """Give the options of ``ray_backend.spawn`` for a worker's place; empty where Ray decides."""
+
+    def leave(self) -> None:
+        """Let go; with the last one it is free for others."""
+
+
 class WorkerPool:
     """Starts workers of a run and ends them again."""
 
@@ -93,6 +110,7 @@ class WorkerPool:
         start_timeout_s: float = 120.0,
         total_cpus: float = 0.0,
         total_gpus: float = 0.0,
+        seats: Seats | None = None,
     ) -> None:
         """Make an empty pool.
 
@@ -102,13 +120,15 @@ class WorkerPool:
             start_timeout_s: Seconds that starting workers may take.
             total_cpus: CPUs that all remote workers of the run need, those of other pools among them.
             total_gpus: GPUs likewise.
+            seats: Where the workers go; None lets Ray decide.
         """
         self._address = ray_address
         self._setup = setup if setup is not None else WorkerSetup()
         self._start_timeout_s = start_timeout_s
         self._total = (total_cpus, total_gpus)
+        self._seats = seats
         self._actors: list[Any] = []
-        self._in_ray = False
+        self._in_ray = self._has_seats = False
 
     def start(self, specs: Sequence[WorkerSpec]) -> list[Any]:
         """Start workers; those that live with another one come after it.
@@ -141,9 +161,17 @@ class WorkerPool:
             cpus, gpus = sum(spec.num_cpus for spec in remote), sum(spec.num_gpus for spec in remote)
             ray_backend.join(self._address, max(cpus, self._total[0]), max(gpus, self._total[1]))
             self._in_ray = True
+        if self._seats is not None and not self._has_seats:
+            self._seats.take()
+            self._has_seats = True
         workers = [
             ray_backend.spawn(
-                spec.cls, spec.args, num_cpus=spec.num_cpus, num_gpus=spec.num_gpus, channels=spec.channels
+                spec.cls,
+                spec.args,
+                num_cpus=spec.num_cpus,
+                num_gpus=spec.num_gpus,
+                channels=spec.channels,
+                place=None if self._seats is None else self._seats.place_of(spec.name),
             )
             if spec.remote
             else spec.cls(*spec.args)
@@ -166,6 +194,9 @@ class WorkerPool:
         for actor in self._actors:
             as_handle(actor).stop()
         self._actors.clear()
+        if self._seats is not None and self._has_seats:
+            self._seats.leave()
+            self._has_seats = False
         if self._in_ray:
             from rlightning.runtime import ray_backend
 
