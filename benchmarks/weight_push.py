@@ -69,6 +69,14 @@ class Weights(BasePolicy):
         target = torch.zeros_like(source)
         return [_milliseconds(lambda: target.copy_(source)) for _ in range(rounds)]
 
+    def copy_for(self, seconds: float) -> None:
+        """Copy all bytes within this process, again and again."""
+        source = torch.cat([tensor.detach().flatten() for tensor in self.net])
+        target = torch.zeros_like(source)
+        end = perf_counter() + seconds
+        while perf_counter() < end:
+            target.copy_(source)
+
 
 def _spec(model: dict[str, Any], role: PolicyRole, index: int) -> WorkerSpec:
     channels = {"weights": 1} if role is PolicyRole.EVAL else {}
@@ -136,9 +144,10 @@ def measure(megabytes: float, receivers: int, rounds: int, tensors: int = 50, st
 
 
 def measure_rollouts(megabytes: float, rounds: int) -> None:
-    """Count the answers of an eval policy while nothing is pushed, and while weights are sent to it without a pause.
+    """Count the answers of an eval policy alone, while weights are sent to it, and while the learner just copies bytes.
 
-    Both windows are as long as one sending; they take turns. What is lost is the share of answers that are missing.
+    The windows are as long as one sending and take turns. What is lost is the share of answers that are missing. Where
+    there are no cores to spare, any work of another process costs answers: the third window tells how many.
     """
     config = PolicyConfig(
         model_cfg={"tensors": 50, "megabytes": megabytes}, weight_buffer=WeightBufferConfig(buffer_strategy="Double")
@@ -160,7 +169,8 @@ def measure_rollouts(megabytes: float, rounds: int) -> None:
                 answers += 1
             return answers / (perf_counter() - start)
 
-        lost = []
+        learner = as_handle(workers[0])
+        lost: dict[str, list[float]] = {"push": [], "copies": []}
         for _ in range(rounds):
             sending = threading.Thread(target=group.sync_weights)
             start = perf_counter()
@@ -168,12 +178,17 @@ def measure_rollouts(megabytes: float, rounds: int) -> None:
             during = count(lambda thread=sending: not thread.is_alive())  # type: ignore[misc]
             sending.join()
             group.wait_for_eval_weight_update()
-            until = 2 * perf_counter() - start
+            took = perf_counter() - start
+            until = perf_counter() + took
             alone = count(lambda until=until: perf_counter() >= until)  # type: ignore[misc]
-            lost.append(100 * (1 - during / alone))
+            copying = learner.call(Weights.copy_for, took)
+            beside = count(copying.done)
+            lost["push"].append(100 * (1 - during / alone))
+            lost["copies"].append(100 * (1 - beside / alone))
     finally:
         pool.stop()
-    print_line({"kind": "rollouts_during_push", "megabytes": megabytes, "lost_percent": spread(lost)})
+    for what, values in lost.items():
+        print_line({"kind": "rollouts_lost", "while": what, "megabytes": megabytes, "percent": spread(values)})
 
 
 def measure_digest(megabytes: float, rounds: int) -> None:
