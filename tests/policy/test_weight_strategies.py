@@ -466,15 +466,13 @@ def test_compiled_and_wrapped_learners_have_their_names_mapped():
 
 def test_the_thread_of_the_updater_ends_with_its_policy(monkeypatch):
     monkeypatch.setattr("rlightning.policy.updater._LOOK_S", 0.01)
-    before = threading.active_count()
+    before = set(threading.enumerate())  # of other tests some may be left, and end meanwhile
     learner, actor, group = local_pair("Double")
-    assert threading.active_count() == before + 1
+    (updater,) = set(threading.enumerate()) - before
     del learner, actor, group
     gc.collect()
-    deadline = time.monotonic() + 30
-    while threading.active_count() > before and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert threading.active_count() == before
+    updater.join(30)
+    assert not updater.is_alive()
 
 
 def test_hooks_in_the_wrong_order_say_which_comes_first():
