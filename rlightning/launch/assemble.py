@@ -20,7 +20,9 @@ from rlightning.engine.sync_engine import RslEngine, SyncEngine
 from rlightning.env.env_group import EnvGroup
 from rlightning.env.env_worker import EnvWorker
 from rlightning.policy.base_policy import PolicyRole
-from rlightning.policy.policy_group import PolicyGroup, request_channel, weight_carrier
+from rlightning.policy.group_routing import request_channel
+from rlightning.policy.group_weights import weight_carrier
+from rlightning.policy.policy_group import PolicyGroup
 from rlightning.registry import lookup
 from rlightning.runtime.spawn import WorkerPool, WorkerSetup, WorkerSpec
 from rlightning.types import EnvMeta

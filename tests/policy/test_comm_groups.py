@@ -32,8 +32,8 @@ def train(group, *values, **options):
 
 def test_every_policy_has_a_rank_and_is_in_the_groups_of_its_node_and_its_role(crew):
     group = crew.group(Peer)
-    group._transfer_sets = [(group.train_list[0], group.eval_list), (group.train_list[1], group.eval_list[1:])]
-    group.init_comm_group()
+    (first, second), actors = group._members.learners, group._members.actors
+    group._formation.form("nccl", False, [(first, actors), (second, actors[1:])])
     policies = [*group.train_list, *group.eval_list]
     assert sorted(ask_all(policies, Peer.get_rank)) == [0, 1, 2, 3]
     # Learners are given first. In a mixed group the first one is alone on the controller's node.
@@ -59,8 +59,8 @@ def test_every_policy_has_a_rank_and_is_in_the_groups_of_its_node_and_its_role(c
         [(0, 2, 3), (1, 3)],
     ]
     for mode, sums in {ParallelMode.GLOBAL: [1111.0] * 4, ParallelMode.TRAIN_DATA_PARALLEL: [11.0, 11.0]}.items():
-        assert group._together([as_handle(p) for p in policies[: len(sums)]], Peer.sum_of_ranks, mode) == sums
-    group._together([as_handle(policy) for policy in policies], BasePolicy.dist_barrier)
+        assert group._members.together([as_handle(p) for p in policies[: len(sums)]], Peer.sum_of_ranks, mode) == sums
+    group._members.together([as_handle(policy) for policy in policies], BasePolicy.dist_barrier)
 
 
 def test_groups_are_formed_again_for_other_members(crew):
@@ -73,7 +73,7 @@ def test_groups_are_formed_again_for_other_members(crew):
         generations.append({groups["global"][0][2] for groups in found})
         assert len(found[0]["global"][0][0]) == 2 + actors
         # 1 + 10 of the ranks 0 and 1, and so on.
-        sums = group._together(
+        sums = group._members.together(
             [as_handle(policy) for policy in everybody], Peer.sum_of_ranks, ParallelMode.GLOBAL
         )
         assert sums == [float("1" * (2 + actors))] * (2 + actors)
@@ -85,7 +85,6 @@ def test_groups_are_formed_again_for_other_members(crew):
 def test_colocated_eval_policies_have_no_rank_of_their_own(crew):
     group = crew.group(Peer)
     ask_all(group.eval_list, BasePolicy.close_comm_groups)
-    group._transfer_sets = [(group.train_list[0], group.eval_list)]
     group.init_comm_group(is_colocated=True)
     assert ask_all(group.eval_list, Peer.get_groups) == [{}, {}]
     assert set(ask_all(group.train_list, Peer.get_groups)[0]) == {"global", "intra_node", "train_data_parallel"}
