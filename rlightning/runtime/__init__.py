@@ -1,7 +1,7 @@
 """Where code runs: handles to workers and futures of their results, the same for local and remote ones."""
 
 from rlightning.runtime.future import Future, JointFuture, LocalFuture, gather, resolve, wait
-from rlightning.runtime.handle import WorkerHandle, WorkerInfo, as_handle
+from rlightning.runtime.handle import WorkerHandle, WorkerInfo, as_handle, share
 from rlightning.runtime.place import own_place
 from rlightning.runtime.together import Call, together
 
@@ -16,6 +16,7 @@ __all__ = [
     "gather",
     "own_place",
     "resolve",
+    "share",
     "together",
     "wait",
 ]

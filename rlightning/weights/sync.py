@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rlightning.errors import RLightningError, WeightSyncError
-from rlightning.runtime import Call, Future, WorkerHandle, gather, together, wait
+from rlightning.runtime import Call, Future, WorkerHandle, gather, share, together, wait
 from rlightning.weights.bundle import Bundle, BundlePart
 from rlightning.weights.slots import Slots
 
@@ -277,14 +277,18 @@ class ShardedSync(SharedSync):
 
 
 def by_object_store(deliveries: Sequence[Delivery], timeout_s: float | None) -> list[int]:
-    """Hand the weights on as futures; each sender is asked once, however many nodes it serves."""
-    payloads: dict[int, Future[Any]] = {}
-    calls = []
+    """Hand the weights on as futures; each sender is asked once, and its weights travel once to each node."""
+    receivers: dict[int, list[WorkerHandle]] = {}
+    senders = {id(delivery.sender): delivery.sender for delivery in deliveries}
     for delivery in deliveries:
-        if id(delivery.sender) not in payloads:
-            payloads[id(delivery.sender)] = delivery.sender.call(Sender.send_weights, ("all",))
-        payload = payloads[id(delivery.sender)]
-        calls += [receiver.channel(CHANNEL).call(Receiver.recv_weights, payload) for receiver in delivery.receivers]
+        receivers.setdefault(id(delivery.sender), []).extend(delivery.receivers)
+    calls = []
+    for key, sender in senders.items():
+        payloads = share(sender.call(Sender.send_weights, ("all",)), receivers[key])
+        calls += [
+            receiver.channel(CHANNEL).call(Receiver.recv_weights, payload)
+            for receiver, payload in zip(receivers[key], payloads, strict=True)
+        ]
     return gather(calls, timeout_s)
 
 
