@@ -6,8 +6,7 @@ import functools
 import inspect
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from contextvars import ContextVar
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -21,12 +20,13 @@ from rlightning.device import pick_device
 from rlightning.distributed import Communicator, Group, ParallelMode
 from rlightning.errors import ConfigError, ProtocolError
 from rlightning.observability.timer import Span, Timer
-from rlightning.policy.batching import join_requests, own_response, split_response
-from rlightning.policy.coroutines import CoroutineThread, hide_coroutines, is_coroutine
-from rlightning.policy.data_parallel import DataParallel, infer_train_dp_world_size
+from rlightning.policy.answering import EVALUATES, Answering
+from rlightning.policy.batching import versions_behind
+from rlightning.policy.coroutines import hide_coroutines, is_coroutine
+from rlightning.policy.data_parallel import DataParallel, infer_train_dp_world_size, set_nested_attr
 from rlightning.policy.gate import RolloutGate
 from rlightning.policy.generators import Generators
-from rlightning.policy.memory import Part, gradients, memory_of, optimizer_tensors
+from rlightning.policy.memory import Part, memory_of, optimizer_tensors
 from rlightning.policy.tensors import acting_tensors, distinct_tensors
 from rlightning.policy.training_state import (
     clone_checkpoint_value,
@@ -40,8 +40,7 @@ from rlightning.policy.weight_export import WeightExport
 from rlightning.policy.weight_import import WeightImport
 from rlightning.runtime import own_place
 from rlightning.types import EnvMeta, EnvRet, PolicyResponse
-from rlightning.types.tree import tree_leaves
-from rlightning.weights.bundle import Bundle, BundlePart, check_same_layout, digests, flatten_names, split
+from rlightning.weights.bundle import Bundle, BundlePart, digests, flatten_names, norms, split
 from rlightning.weights.layout import Layout, NamedTensors
 from rlightning.weights.slots import Slots
 
@@ -61,9 +60,6 @@ __all__ = [
 _BUILDING = threading.Lock()
 """Held while networks are drawn from the global generator: several policies of a process may start at once."""
 
-_EVALUATES: ContextVar[bool] = ContextVar("_EVALUATES", default=False)
-"""Whether the request at hand belongs to an evaluation; requests that overlap each have a context of their own."""
-
 
 class PolicyRole(StrEnum):
     """What a policy does in a run."""
@@ -72,22 +68,6 @@ class PolicyRole(StrEnum):
     """It learns."""
     EVAL = "eval"
     """It acts in rollouts."""
-
-
-def set_nested_attr(obj: Any, path: str, value: Any) -> None:
-    """Set the attribute at a dotted path.
-
-    Raises:
-        AttributeError: If a part is missing; names the part and the object that lacks it.
-    """
-    *parents, last = path.split(".")
-    for part in parents:
-        if not hasattr(obj, part):
-            raise AttributeError(f"{type(obj).__name__} has no attribute {part!r} (in {path!r})")
-        obj = getattr(obj, part)
-    if not hasattr(obj, last):
-        raise AttributeError(f"{type(obj).__name__} has no attribute {last!r} (in {path!r})")
-    setattr(obj, last, value)
 
 
 class BasePolicy(nn.Module, ABC):
@@ -152,9 +132,9 @@ class BasePolicy(nn.Module, ABC):
         self._gate = RolloutGate(functools.partial(self._timer.measure, "wait"))
         self._memory = memory_of(self.device)
         self._weight_export = WeightExport(self, self._timer)
-        self._weight_import = WeightImport(self, self._gate, self._timer, loads_plainly=_loads_plainly(type(self)))
-        self._takes_deterministic = _accepts(type(self).rollout_step, "deterministic")
-        self._coroutines: CoroutineThread | None = None
+        is_plain = all(_is_inherited(type(self), name) for name in ("load_state_dict", "get_trainable_parameters"))
+        self._weight_import = WeightImport(self, self._gate, self._timer, loads_plainly=is_plain)
+        self._answering = Answering(type(self), self._gate, self._timer)
         if self.rollout_mode == "sync" and is_coroutine(type(self).rollout_step):
             raise ConfigError(f"{type(self).__name__}.rollout_step is a coroutine: set policy.rollout_mode=async")
 
@@ -229,13 +209,9 @@ class BasePolicy(nn.Module, ABC):
         Raises:
             WeightSyncError: If names, shapes or dtypes differ; nothing is changed then.
         """
-        own = flatten_names(self.get_trainable_parameters())
-        given = flatten_names(state_dict)
-        check_same_layout(own, given, self._who, kwargs.get("version", self.version))
-        self._weight_import.take_own_memory()
-        with torch.no_grad():
-            for name, tensor in own.items():
-                tensor.copy_(given[name])
+        version = kwargs.get("version", self.version)
+        own, given = flatten_names(self.get_trainable_parameters()), flatten_names(state_dict)
+        self._weight_import.copy_in(own, given, self._who, version)
 
     def extra_training_state(self) -> dict[str, Any]:
         """Give what else a resumed run needs besides modules, optimizers, counters and the generator."""
@@ -261,14 +237,11 @@ class BasePolicy(nn.Module, ABC):
     @property
     def generator(self) -> torch.Generator:
         """Source of all randomness of this policy; in evaluation another one takes its place."""
-        return self._generators.evaluation if _EVALUATES.get() else self._generators.own
+        return self._generators.evaluation if EVALUATES.get() else self._generators.own
 
     @property
     def shared_generator(self) -> torch.Generator:
-        """Draws alike on all train policies, for what they must agree on.
-
-        Only ``train`` and ``update_dataset`` may draw from it, and equally often on each.
-        """
+        """Draws alike on all train policies; for ``train`` and ``update_dataset`` only, equally often on each."""
         return self._generators.shared
 
     def seed_evaluation(self, seed: int) -> None:
@@ -301,8 +274,8 @@ class BasePolicy(nn.Module, ABC):
         self._build(training=False)
         self.version = -1
         self._weight_import.failure = None
-        if self.rollout_mode == "async" and self._coroutines is None:
-            self._coroutines = CoroutineThread(f"{type(self).__name__} rollouts")
+        if self.rollout_mode == "async":
+            self._answering.start_coroutines(f"{type(self).__name__} rollouts")
         self.is_init = True
 
     def change_role(self, role_type: PolicyRole) -> None:
@@ -354,40 +327,20 @@ class BasePolicy(nn.Module, ABC):
 
     def _rollout(self, env_ret: EnvRet, evaluation: bool = False, deterministic: bool = False) -> PolicyResponse:
         """Answer one env worker."""
-        return self._rollout_batch(env_ret, evaluation=evaluation, deterministic=deterministic)[0]
+        return self._answering.answer(self, (env_ret,), evaluation, deterministic)[0]
 
     def _rollout_batch(
         self, *env_rets: EnvRet, evaluation: bool = False, deterministic: bool = False
     ) -> list[PolicyResponse]:
         """Answer several env workers by one forward pass."""
-        options = {"deterministic": True} if deterministic else {}
-        if deterministic and not self._takes_deterministic:
-            raise ConfigError(
-                f"{type(self).__name__}.rollout_step takes no 'deterministic': add the parameter, or set "
-                f"evaluation.deterministic=false"
-            )
-        counts = [ret.num_envs for ret in env_rets]
-        with self._gate.request(), self._timer.measure("rollout"), torch.inference_mode():
-            self._require_weights()
-            request = join_requests(env_rets, self.device)
-            context = _EVALUATES.set(True) if evaluation else None
-            try:
-                response = self._run(self.rollout_step, request, **options)
-            finally:
-                if context is not None:
-                    _EVALUATES.reset(context)
-            return split_response(response, counts, self.version)
+        return self._answering.answer(self, env_rets, evaluation, deterministic)
 
     def _rollout_async(
         self, env_ret: EnvRet, evaluation: bool = False, deterministic: bool = False, at_least: int = -1
     ) -> PolicyResponse:
-        """Answer one env worker; several threads may call this at a time.
+        """Answer one env worker once version ``at_least``, which was announced to the caller, is in force.
 
-        Args:
-            env_ret: What it asks.
-            evaluation: Sample from the generator of evaluations.
-            deterministic: Act with the mode of the policy.
-            at_least: Version that was announced to the caller; the request waits until it is in force.
+        Several threads may call this at a time.
         """
         self._gate.wait_for(lambda: self.version >= at_least or self._weight_import.failure is not None)
         return self._rollout(env_ret, evaluation, deterministic)
@@ -395,27 +348,12 @@ class BasePolicy(nn.Module, ABC):
     def _keeps_state(self) -> bool:
         return self.is_stateful
 
-    def _run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call the user's part of a request; requests that overlap do so on one thread, where it awaits."""
-        if self._coroutines is None:
-            return function(*args, **kwargs)
-        return self._coroutines.run(function, *args, **kwargs)
-
     def _postprocess(
         self, env_ret: EnvRet | None = None, policy_resp: PolicyResponse | None = None
     ) -> PolicyResponse | None:
         """Run the user's ``postprocess`` on one env worker's data; gives arrays on the host."""
-        with self._gate.request(), self._timer.measure("postprocess"), torch.inference_mode():
-            self._require_weights()
-            if type(self).postprocess is BasePolicy.postprocess:
-                return policy_resp
-            request = None if env_ret is None else join_requests([env_ret], self.device)
-            response = None if policy_resp is None else own_response(policy_resp, self.device)
-            result = self._run(self.postprocess, request, response)
-            if result is None:
-                return None
-            rows = len(tree_leaves(result.action)[0])
-            return split_response(result, [rows], result.version)[0]
+        is_authored = type(self).postprocess is not BasePolicy.postprocess
+        return self._answering.finish(self, env_ret, policy_resp, is_authored=is_authored)
 
     # Weights: PolicyGroup calls these; rlightning.weights.sync says in full what a sender and a receiver do
 
@@ -494,8 +432,7 @@ class BasePolicy(nn.Module, ABC):
 
     def get_param_fingerprint(self) -> dict[str, float]:
         """Give the L2 norm of each tensor that acts, by ``module.name``."""
-        named = flatten_names(self.get_trainable_parameters())
-        return {name: float(torch.linalg.vector_norm(tensor.detach().double())) for name, tensor in named.items()}
+        return norms(flatten_names(self.get_trainable_parameters()))
 
     def get_bundle_digest(self) -> tuple[int, dict[str, str]]:
         """Give the version and an exact digest of each tensor that acts: bits, dtype and shape."""
@@ -526,26 +463,14 @@ class BasePolicy(nn.Module, ABC):
         self.reload_model_param_and_grad(load_grad=True)
 
     def offload_model_param_and_grad(self, offload_grad: bool) -> None:
-        """Move parameters and buffers to host memory.
-
-        Args:
-            offload_grad: Move gradients too; they stay otherwise.
-        """
+        """Move parameters and buffers to host memory, and gradients too where asked; they stay otherwise."""
         with self._gate.update(), self._timer.measure("offload"):
-            if offload_grad:
-                self._memory.offload(Part.GRADIENTS, gradients(self._tensors()))
-            self._memory.offload(Part.MODEL, self._tensors())
+            self._memory.offload_model(self._tensors(), with_gradients=offload_grad)
 
     def reload_model_param_and_grad(self, load_grad: bool) -> None:
-        """Move parameters and buffers to the device.
-
-        Args:
-            load_grad: Move gradients too. They may stay where they are if the next training step begins with none.
-        """
+        """Move parameters and buffers to the device, and gradients where asked: who begins with none needs none."""
         with self._gate.update(), self._timer.measure("reload"):
-            self._memory.reload(Part.MODEL, self._tensors())
-            if load_grad:
-                self._memory.reload(Part.GRADIENTS, gradients(self._tensors()))
+            self._memory.reload_model(self._tensors(), with_gradients=load_grad)
 
     def offload_optimizer(self) -> None:
         """Move the state of all optimizers to host memory; training wants it back."""
@@ -568,11 +493,7 @@ class BasePolicy(nn.Module, ABC):
         return own_state(self)
 
     def load_training_state(self, state: Mapping[str, Any], *, act_only: bool = False) -> None:
-        """Take back what ``get_training_state`` gave.
-
-        Args:
-            state: The state.
-            act_only: Load just modules and version, from the state of a policy of any role.
+        """Take back what ``get_training_state`` gave; with ``act_only`` modules and version alone, from any role.
 
         Raises:
             CheckpointError: If the state belongs to another network or another role; nothing is changed then.
@@ -588,11 +509,7 @@ class BasePolicy(nn.Module, ABC):
         save_state(path, {"policy": self.get_training_state()})
 
     def load_checkpoint(self, path: str | Path) -> None:
-        """Read what ``save_checkpoint`` wrote.
-
-        Raises:
-            CheckpointError: If a file is damaged or of another kind, or does not fit.
-        """
+        """Read what ``save_checkpoint`` wrote; a file that is damaged or does not fit is a ``CheckpointError``."""
         self.load_training_state(load_state(path, ["policy"])["policy"])
 
     # Timing
@@ -603,11 +520,7 @@ class BasePolicy(nn.Module, ABC):
         return self._timer.summary()
 
     def print_timing_summary(self, reset: bool = False) -> None:
-        """Print a table of ``timing_raw``.
-
-        Args:
-            reset: Start counting anew.
-        """
+        """Print a table of ``timing_raw``; ``reset`` starts counting anew."""
         print(self._timer.table(self._who))  # noqa: T201 (it says print)
         self.take_timing(reset)
 
@@ -634,16 +547,9 @@ class BasePolicy(nn.Module, ABC):
         self._memory.require(Part.MODEL, to="take data")
         self._data_parallel.require_current(self)
         with self._data_parallel.leaving_on_failure(), self._timer.measure("update_dataset"):
-            lag = self._lag(data)
+            lag = versions_behind(data, self.version)
             self.update_dataset(data if self.device == "cpu" else data.to(self.device))
         return lag
-
-    def _lag(self, data: TensorDictBase) -> int:
-        """Count the versions that the oldest known weights that acted are behind; 0 where none are known."""
-        if "version" not in data.keys():  # noqa: SIM118 (a TensorDict is no dict)
-            return 0
-        known = data["version"][data["version"] >= 0]
-        return self.version - int(known.min()) if known.numel() else 0
 
     def _train(self, *args: Any, **kwargs: Any) -> Any:
         """Run the user's training step and count it."""
@@ -679,11 +585,7 @@ class BasePolicy(nn.Module, ABC):
         return self._communicator.rank
 
     def dist_barrier(self, mode: ParallelMode | None = None) -> None:
-        """Wait until all members of a group have called this.
-
-        Args:
-            mode: Which group; None means that of all policies.
-        """
+        """Wait until all members of a group have called this; None means the group of all policies."""
         self.group(ParallelMode.GLOBAL if mode is None else mode).barrier()
 
     def average_backward(self, loss: torch.Tensor | None, samples: float) -> None:
@@ -698,11 +600,7 @@ class BasePolicy(nn.Module, ABC):
         self._data_parallel.backward(loss, samples)
 
     def check_ranks(self) -> None:
-        """Compare all that acts, bit for bit, with what the other train policies have.
-
-        Raises:
-            WeightSyncError: Names the ranks and the tensors that differ.
-        """
+        """Compare all tensors, bit for bit, with those of the other train policies; a difference is raised by name."""
         self._data_parallel.check_ranks(self)
 
     # Groups: called by PolicyGroup.init_comm_group
@@ -742,14 +640,7 @@ class BasePolicy(nn.Module, ABC):
     def init_single_comm_group(
         self, ranks: Sequence[int], mode: ParallelMode, backend: str = "gloo", as_default: bool = False
     ) -> None:
-        """Form a group; nothing to do where this policy is not among the ranks.
-
-        Args:
-            ranks: Of its members; the order is that of the ranks within the group.
-            mode: What it is for.
-            backend: "gloo" or "nccl".
-            as_default: Make it torch's default group as well; only where this is the only policy of its process.
-        """
+        """Form a group; nothing to do where this policy is not among the ranks. See ``Communicator.form``."""
         mode = ParallelMode(mode)
         self._communicator.form(ranks, mode, backend, as_default=as_default)
         if mode is ParallelMode.TRAIN_DATA_PARALLEL and self.is_init and self.role_type is PolicyRole.TRAIN:
@@ -797,28 +688,11 @@ class BasePolicy(nn.Module, ABC):
         if not self.is_init:
             raise ProtocolError(f"call init_{self.role_type.value} before {method}")
 
-    def _require_weights(self) -> None:
-        if self.version < 0:
-            self._require_init("rollout")
-            raise ProtocolError("no weights have come yet: call PolicyGroup.sync_weights before the first rollout")
-        if self._weight_import.failure is not None:
-            self.wait_for_weight_update_done()
-        if self._memory.offloaded:
-            self._memory.require(Part.MODEL, to="act")
-
 
 class AsyncRolloutError(ProtocolError, AssertionError):
     """A call that is only for sync rollouts."""
 
 
-def _loads_plainly(cls: type[BasePolicy]) -> bool:
-    """Tell whether a class gives and loads its tensors as ``BasePolicy`` does; Ray wraps an actor's methods."""
-    return all(
-        inspect.unwrap(getattr(cls, name)) is getattr(BasePolicy, name)
-        for name in ("load_state_dict", "get_trainable_parameters")
-    )
-
-
-def _accepts(function: Any, parameter: str) -> bool:
-    parameters = inspect.signature(function).parameters
-    return parameter in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+def _is_inherited(cls: type[BasePolicy], method: str) -> bool:
+    """Tell whether a class leaves a method as it is in ``BasePolicy``; Ray wraps all methods of an actor."""
+    return inspect.unwrap(getattr(cls, method)) is getattr(BasePolicy, method)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed
@@ -35,6 +35,22 @@ def infer_train_dp_world_size() -> int:
     except (RuntimeError, ValueError):
         pass
     return 1
+
+
+def set_nested_attr(obj: Any, path: str, value: Any) -> None:
+    """Set the attribute at a dotted path, as for a wrapper that takes the place of a module.
+
+    Raises:
+        AttributeError: If a part is missing; names the part and the object that lacks it.
+    """
+    *parents, last = path.split(".")
+    for part in parents:
+        if not hasattr(obj, part):
+            raise AttributeError(f"{type(obj).__name__} has no attribute {part!r} (in {path!r})")
+        obj = getattr(obj, part)
+    if not hasattr(obj, last):
+        raise AttributeError(f"{type(obj).__name__} has no attribute {last!r} (in {path!r})")
+    setattr(obj, last, value)
 
 
 class DataParallel:

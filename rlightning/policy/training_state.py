@@ -13,7 +13,6 @@ import torch
 
 from rlightning.errors import CheckpointError, WeightSyncError
 from rlightning.policy.tensors import all_tensors
-from rlightning.weights.bundle import check_same_layout
 
 if TYPE_CHECKING:
     from rlightning.policy.base_policy import BasePolicy
@@ -87,11 +86,7 @@ def load_whole_state(policy: BasePolicy, state: Mapping[str, Any], *, act_only: 
     try:
         if not act_only:
             _check_fits(state, policy.role_type.value, held)
-        check_same_layout(own, state["modules"], type(policy).__name__, state["version"])
-        policy._weight_import.take_own_memory()
-        with torch.no_grad():
-            for name, tensor in own.items():
-                tensor.copy_(state["modules"][name])
+        policy._weight_import.copy_in(own, state["modules"], type(policy).__name__, state["version"])
         policy.version = state["version"]
         if act_only:
             return

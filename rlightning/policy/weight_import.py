@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, cast
 
@@ -84,6 +84,20 @@ class WeightImport:
         """Remove the name of the buffer that was made, since all have mapped it."""
         if self._made is not None:
             self._made.unlink()
+
+    def copy_in(
+        self, own: Mapping[str, torch.Tensor], given: Mapping[str, torch.Tensor], receiver: str, version: int
+    ) -> None:
+        """Copy tensors into those of the policy, never into a buffer that others act with.
+
+        Raises:
+            WeightSyncError: If names, shapes or dtypes differ; nothing is changed then.
+        """
+        check_same_layout(own, given, receiver, version)
+        self.take_own_memory()
+        with torch.no_grad():
+            for name, tensor in own.items():
+                tensor.copy_(given[name])
 
     def take_own_memory(self) -> None:
         """Copy the tensors out of a buffer that others may act with, before anything is written into them."""

@@ -178,6 +178,11 @@ def check_same_layout(
         raise WeightSyncError(f"weights of version {version} do not fit {receiver}: {'; '.join(faults[:10])}{more}")
 
 
+def norms(tensors: Mapping[str, torch.Tensor]) -> dict[str, float]:
+    """Give the L2 norm of each tensor."""
+    return {name: float(torch.linalg.vector_norm(tensor.detach().double())) for name, tensor in tensors.items()}
+
+
 def digests(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
     """Hash each tensor: its bits, its dtype and its shape.
 
