@@ -22,7 +22,9 @@ from rlightning.env.env_group import EnvGroup
 from rlightning.env.env_worker import EnvWorker
 from rlightning.launch.lodging import Lodging
 from rlightning.policy.base_policy import PolicyRole
-from rlightning.policy.policy_group import PolicyGroup, request_channel, weight_carrier
+from rlightning.policy.group_routing import request_channel
+from rlightning.policy.group_weights import weight_carrier
+from rlightning.policy.policy_group import PolicyGroup
 from rlightning.policy.router import SimpleRouter
 from rlightning.registry import lookup
 from rlightning.runtime.spawn import WorkerPool, WorkerSetup, WorkerSpec

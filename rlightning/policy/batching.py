@@ -1,9 +1,9 @@
-"""Requests of several env workers become one forward pass, and its answer becomes theirs."""
+"""Requests of several env workers become one forward pass, and its answer becomes theirs: pure functions."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,6 +12,9 @@ from rlightning.errors import ShapeError
 from rlightning.types import EnvRet, PolicyResponse, Tree
 from rlightning.types.tensors import concat_rows
 from rlightning.types.tree import split_rows, tree_map
+
+if TYPE_CHECKING:
+    from tensordict import TensorDictBase
 
 
 class _Request(EnvRet):
@@ -85,6 +88,14 @@ def own_response(response: PolicyResponse, device: str) -> PolicyResponse:
         return None if tree is None else concat_rows([tree], device)
 
     return PolicyResponse(own(response.action), own(response.env_action), own(response.extras), response.version)
+
+
+def versions_behind(data: TensorDictBase, version: int) -> int:
+    """Count how many versions the oldest weights that acted in data are behind; 0 where none are known."""
+    if "version" not in data.keys():  # noqa: SIM118 (a TensorDict is no dict)
+        return 0
+    known = data["version"][data["version"] >= 0]
+    return version - int(known.min()) if known.numel() else 0
 
 
 def _join_final(env_rets: Sequence[EnvRet], device: str) -> Tree | None:

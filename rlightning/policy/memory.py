@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 
 import torch
@@ -51,6 +51,18 @@ class Memory:
         if part in self.offloaded:
             _move(tensors, self._to_device)
             self.offloaded -= {part}
+
+    def offload_model(self, tensors: Sequence[torch.Tensor], *, with_gradients: bool) -> None:
+        """Move parameters and buffers, all that there are, to host memory."""
+        if with_gradients:
+            self.offload(Part.GRADIENTS, gradients(tensors))
+        self.offload(Part.MODEL, tensors)
+
+    def reload_model(self, tensors: Sequence[torch.Tensor], *, with_gradients: bool) -> None:
+        """Move parameters and buffers, all that there are, to the device."""
+        self.reload(Part.MODEL, tensors)
+        if with_gradients:
+            self.reload(Part.GRADIENTS, gradients(tensors))
 
     def forget(self) -> None:
         """Take note that all parts were built anew, on the device."""

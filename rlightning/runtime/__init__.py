@@ -2,7 +2,7 @@
 
 from rlightning.runtime.future import Future, JointFuture, LocalFuture, gather, resolve, wait
 from rlightning.runtime.guests import Guest
-from rlightning.runtime.handle import WorkerHandle, WorkerInfo, as_handle
+from rlightning.runtime.handle import WorkerHandle, WorkerInfo, as_handle, share
 from rlightning.runtime.place import own_place
 from rlightning.runtime.together import Call, together
 
@@ -18,6 +18,7 @@ __all__ = [
     "gather",
     "own_place",
     "resolve",
+    "share",
     "together",
     "wait",
 ]

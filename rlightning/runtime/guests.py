@@ -81,6 +81,9 @@ class GuestHandle:
         on, method = on or self.name, method or function.__name__
         return self._host.run(_run, self.target.key, on, method, function, *args, on=on, method=method)
 
+    def keep(self, value: Future[R]) -> Future[R]:
+        return self._host.keep(value)
+
     def channel(self, name: str) -> GuestHandle:
         return self
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -59,6 +59,9 @@ class WorkerHandle(Protocol):
         It is this handle itself where the worker lives here, or was started by somebody else or without the channel.
         """
 
+    def keep(self, value: Future[R]) -> Future[R]:
+        """Store a value where this worker and others of its kind read it, so that it is sent once; see ``share``."""
+
     def info(self) -> WorkerInfo:
         """Tell where the worker lives."""
 
@@ -78,3 +81,20 @@ def as_handle(worker: Any, name: str = "worker") -> WorkerHandle:
 
         return RayHandle(worker, name)
     return LocalHandle(worker, name)
+
+
+def share(value: Future[R], receivers: Sequence[WorkerHandle]) -> list[Future[R]]:
+    """Say what to pass to each of several workers, so that one value is sent once however many of them are elsewhere.
+
+    Passed on as it is, a value of this process would be sent with each call anew; so is one that says by its
+    ``num_bytes`` that it is small. Who lives here gets it as it is.
+
+    Raises:
+        WorkerError: If there is no value, because the call that was to give it failed.
+    """
+    kinds = [type(receiver) for receiver in receivers]
+    kept = {
+        kind: receiver.keep(value) if kinds.count(kind) > 1 else value
+        for kind, receiver in dict(zip(kinds, receivers, strict=True)).items()
+    }
+    return [kept[kind] for kind in kinds]

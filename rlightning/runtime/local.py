@@ -70,6 +70,9 @@ class LocalHandle:
     def channel(self, name: str) -> LocalHandle:
         return self
 
+    def keep(self, value: Future[R]) -> Future[R]:
+        return value
+
     def info(self) -> WorkerInfo:
         return WorkerInfo(self.name, "local", remote=False)
 

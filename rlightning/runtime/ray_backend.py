@@ -31,6 +31,8 @@ _NAMES: dict[str, str] = {}
 """Actor id -> role and index, to name the worker in errors that come by way of another one."""
 _CHANNELS: dict[str, frozenset[str]] = {}
 """Actor id -> the channels that it was spawned with."""
+_INLINE_BYTES = 100_000
+"""What is smaller travels with the call itself, which takes less time than to store it and to read it there."""
 _STARTS = 3
 """Attempts to start a Ray of our own."""
 _joined = 0
@@ -119,6 +121,11 @@ class RayHandle:
         if name not in self._channels:
             self._channels[name] = RayHandle(self.target, self.name, name)
         return self._channels[name]
+
+    def keep(self, value: Future[R]) -> Future[R]:
+        if isinstance(value, RayFuture) or getattr(value.result(), "num_bytes", _INLINE_BYTES) < _INLINE_BYTES:
+            return value
+        return RayFuture(ray.put(value.result()), self.name, "keep")
 
     def info(self) -> WorkerInfo:
         node = self.run(_node_id, method="info").result()

@@ -98,6 +98,34 @@ class Mismatch:
         return f"eval[{self.policy}] {self.name}: {self.actual}, the learner has {self.expected}"
 
 
+def differences(
+    policy: int, expected: Mapping[str, Any], found: Mapping[str, Any], rtol: float = 0.0
+) -> list[Mismatch]:
+    """List the tensors that differ.
+
+    Args:
+        policy: Index of the eval policy that something was found at.
+        expected: Norm or digest of each of the learner's tensors, by name.
+        found: Those of the eval policy.
+        rtol: Largest relative difference of norms; 0 wants equal values.
+
+    >>> [str(one) for one in differences(1, {"w": 2.0, "b": 1.0}, {"w": 2.1}, rtol=0.1)]
+    ['eval[1] b: None, the learner has 1.0']
+    """
+    mismatches = []
+    for name in {**expected, **found}:
+        wanted, got = expected.get(name), found.get(name)
+        if wanted is None or got is None:
+            same = False
+        elif rtol > 0:
+            same = abs(wanted - got) / max(abs(wanted), 1e-8) <= rtol
+        else:
+            same = wanted == got
+        if not same:
+            mismatches.append(Mismatch(policy, name, wanted, got))
+    return mismatches
+
+
 def pack(tensors: Mapping[str, Mapping[str, torch.Tensor]], version: int, layout: Layout | None = None) -> Bundle:
     """Copy named tensors into a bundle; later training does not change it.
 
@@ -148,6 +176,11 @@ def check_same_layout(
     if faults:
         more = f" and {len(faults) - 10} more" if len(faults) > 10 else ""
         raise WeightSyncError(f"weights of version {version} do not fit {receiver}: {'; '.join(faults[:10])}{more}")
+
+
+def norms(tensors: Mapping[str, torch.Tensor]) -> dict[str, float]:
+    """Give the L2 norm of each tensor."""
+    return {name: float(torch.linalg.vector_norm(tensor.detach().double())) for name, tensor in tensors.items()}
 
 
 def digests(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:

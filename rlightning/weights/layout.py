@@ -13,6 +13,8 @@ import numpy as np
 import torch
 import xxhash
 
+from rlightning.errors import WeightSyncError
+
 NamedTensors = dict[str, dict[str, torch.Tensor]]
 """Module name -> tensor name -> tensor."""
 
@@ -100,6 +102,11 @@ class Layout:
             text = _TEXTS[self.key] = json.dumps([dataclasses.asdict(spec) for spec in self.specs])
         return text
 
+    @property
+    def number(self) -> int:
+        """The key as a signed integer of 64 bits, to travel in a tensor."""
+        return int(self.key, 16) - 2**63
+
     def __reduce__(self) -> Any:
         # A plain function: cloudpickle sends methods of classes as code, with all that their globals hold.
         return _from_json, (self.to_json(),)
@@ -138,6 +145,19 @@ class Layout:
 
 def _from_json(text: str) -> Layout:
     return Layout.from_json(text)
+
+
+def check_key(own: Layout, key: str, holder: str) -> None:
+    """Compare the layout of what comes, by its key, with that of a network.
+
+    Raises:
+        WeightSyncError: If they differ; names the holder of the network.
+    """
+    if key != own.key:
+        raise WeightSyncError(
+            f"the weights are laid out for another network than that of {holder}: do both sides have the same "
+            f"configuration, and tie the same weights?"
+        )
 
 
 def each(tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> Iterator[tuple[str, str, torch.Tensor]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rlightning.errors import RLightningError, WeightSyncError
-from rlightning.runtime import Call, Future, WorkerHandle, gather, together, wait
+from rlightning.runtime import Call, Future, WorkerHandle, gather, share, together, wait
 from rlightning.weights.bundle import Bundle, BundlePart
 from rlightning.weights.slots import Slots
 
@@ -22,47 +22,91 @@ class Sender(Protocol):
     """A worker that has weights to give; see ``BasePolicy``."""
 
     def send_weights(self, receivers: Sequence[Any], shared_weight_buffer: Slots | None = None) -> Bundle | int:
-        """Give the weights, or write them into a shared buffer."""
+        """Give the weights.
+
+        Args:
+            receivers: Who gets what is returned; with nobody, the weights just go into the shared buffer.
+            shared_weight_buffer: Memory of this node to write them into as well; with nobody to receive, None means the
+                one that ``map_weight_buffer`` named, so that no handle has to travel with each push.
+
+        Returns:
+            A copy of all that acts, or just its version where nobody receives.
+
+        Raises:
+            WeightSyncError: If they do not fit the shared buffer, which stays as it is then.
+        """
 
     def broadcast_weights(self) -> int:
-        """Send the weights to the group of this sender."""
+        """Send the weights to all members of the group of this sender, and give their version."""
 
     def send_weight_parts(self, count: int) -> list[BundlePart]:
-        """Give the weights in parts."""
+        """Give the weights in parts of nearly equal size, one for each of ``count`` receivers."""
 
     def map_weight_buffer(self, shared_weight_buffer: Slots) -> None:
-        """Map a shared buffer of this node."""
+        """Map a shared buffer of this node now, to write into it later."""
 
     def send_weights_ipc(self) -> Slots:
         """Give a handle of memory that holds the weights."""
 
     def end_hand_over(self) -> None:
-        """Make new memory for the next handle."""
+        """Make new memory for the next handle, because another receiver will get it."""
 
 
 class Receiver(Protocol):
     """A worker that acts with weights of somebody else; see ``BasePolicy``."""
 
     def init_weight_buffer(self, shared_weight_buffer: Slots | None = None) -> None:
-        """Let weights go into a buffer first."""
+        """Let weights go into a buffer first, from which an announcement puts them in force.
+
+        Who receives acts with the buffer's memory itself: nothing is copied, unless a class has its own way of loading.
+
+        Args:
+            shared_weight_buffer: Memory that all eval policies of this node act with; None means two slots of this
+                policy's own.
+
+        Raises:
+            WeightSyncError: If the shared buffer is laid out for another network.
+        """
 
     def share_weight_buffer(self, parts: int = 1) -> Slots:
-        """Make a buffer for all policies of this node."""
+        """Make a buffer that all policies of this node can map."""
 
     def unlink_weight_buffer(self) -> None:
-        """Say that all have mapped the buffer."""
+        """Say that all have mapped the buffer: nothing of it is left behind when they end."""
 
     def recv_weights(self, payload: Bundle | BundlePart | None = None) -> int:
-        """Take weights; None waits for a broadcast."""
+        """Take weights: into the buffer, in force with the next update; without a buffer in force at once.
+
+        Args:
+            payload: All of them, or the part that is this receiver's; None waits for the sender of this receiver's
+                group to broadcast them.
+
+        Returns:
+            Their version.
+
+        Raises:
+            WeightSyncError: If they do not fit, or are to be in force at once and are older than those that are; what
+                was in force stays in force.
+        """
 
     def recv_weights_ipc(self, payload: Slots) -> int:
-        """Take weights by a handle of memory."""
+        """Copy weights out of memory that a sender beside gave; they are in force at once. Gives their version."""
 
     def notify_update_weights(self) -> None:
-        """Announce new weights."""
+        """Announce new weights; without a buffer they are in force already."""
 
     def wait_for_weight_update_done(self, timeout: float | None = None) -> bool:
-        """Wait until they are in force."""
+        """Wait until the latest announced weights are in force.
+
+        Args:
+            timeout: Seconds to wait.
+
+        Returns:
+            Whether they are; without a buffer weights are in force when they are sent.
+
+        Raises:
+            WeightSyncError: If the last update failed. The next request raises it too.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,14 +277,18 @@ class ShardedSync(SharedSync):
 
 
 def by_object_store(deliveries: Sequence[Delivery], timeout_s: float | None) -> list[int]:
-    """Hand the weights on as futures; each sender is asked once, however many nodes it serves."""
-    payloads: dict[int, Future[Any]] = {}
-    calls = []
+    """Hand the weights on as futures; each sender is asked once, and its weights travel once to each node."""
+    receivers: dict[int, list[WorkerHandle]] = {}
+    senders = {id(delivery.sender): delivery.sender for delivery in deliveries}
     for delivery in deliveries:
-        if id(delivery.sender) not in payloads:
-            payloads[id(delivery.sender)] = delivery.sender.call(Sender.send_weights, ("all",))
-        payload = payloads[id(delivery.sender)]
-        calls += [receiver.channel(CHANNEL).call(Receiver.recv_weights, payload) for receiver in delivery.receivers]
+        receivers.setdefault(id(delivery.sender), []).extend(delivery.receivers)
+    calls = []
+    for key, sender in senders.items():
+        payloads = share(sender.call(Sender.send_weights, ("all",)), receivers[key])
+        calls += [
+            receiver.channel(CHANNEL).call(Receiver.recv_weights, payload)
+            for receiver, payload in zip(receivers[key], payloads, strict=True)
+        ]
     return gather(calls, timeout_s)
 
 

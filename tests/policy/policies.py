@@ -10,6 +10,7 @@ from torch import nn
 
 from rlightning.distributed import ParallelMode
 from rlightning.policy.base_policy import BasePolicy, PolicyRole, infer_train_dp_world_size
+from rlightning.policy.tensors import all_tensors
 from rlightning.types import BatchedData, EnvRet, PolicyResponse
 from tests.doubles import LinearPolicy
 
@@ -270,7 +271,7 @@ class Peer(LinearPolicy):
 
     def spoil(self, name):
         with torch.no_grad():
-            self._all_tensors()[name].view(torch.int32).view(-1)[0] ^= 1
+            all_tensors(self)[name].view(torch.int32).view(-1)[0] ^= 1
 
 
 class Momentum(Peer):
@@ -308,4 +309,7 @@ class Wrapping(Peer):
         self.optimizer.zero_grad()
         (0.5 * (self.net(torch.ones(1)) - self.dataset).square().mean()).backward()
         self.optimizer.step()
-        return {"weight": self.net.module.weight.item()}
+        return {"weight": self.get_trainable_parameters()["net"]["weight"].item()}
+
+    def count_wrappers(self):
+        return sum(isinstance(module, torch.nn.parallel.DistributedDataParallel) for module in self.modules())

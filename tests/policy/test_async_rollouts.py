@@ -12,7 +12,8 @@ import pytest
 from rlightning.config import PolicyConfig, TrainConfig, WeightBufferConfig
 from rlightning.errors import CallTimeout, ConfigError, ProtocolError, WeightSyncError, WorkerError
 from rlightning.policy.base_policy import BasePolicy, PolicyRole
-from rlightning.policy.policy_group import PolicyGroup, request_channel
+from rlightning.policy.group_routing import request_channel
+from rlightning.policy.policy_group import PolicyGroup
 from rlightning.runtime import WorkerHandle, as_handle, gather
 from rlightning.runtime.spawn import WorkerPool, WorkerSpec
 from rlightning.types import BatchedData, PolicyResponse

@@ -1,5 +1,8 @@
 """What the framework does for a policy, and what it refuses."""
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +14,7 @@ from rlightning.checkpoint import load_state, save_state
 from rlightning.config import OptimConfig, PolicyConfig, Section, TrainConfig
 from rlightning.errors import CheckpointError, ConfigError, ProtocolError, ShapeError, WeightSyncError
 from rlightning.policy.base_policy import BasePolicy, PolicyRole
+from rlightning.policy.batching import versions_behind
 from rlightning.types import PolicyResponse
 from rlightning.weights import digests, flatten_names, pack
 from tests.doubles import LINE_META, LinearPolicy
@@ -492,6 +496,22 @@ def test_load_state_dict_takes_what_get_trainable_parameters_gives():
     assert policy.net.weight.requires_grad
 
 
+def test_a_policy_and_its_tensors_end_with_their_last_user():
+    source = learner()
+    policy = actor(weights_from=source)
+    policy.init_weight_buffer()
+    policy.recv_weights(source.export_bundle())
+    policy.update_weights_from_buffer()
+    trained(source, 1)
+    ends = [weakref.ref(held) for held in (source, source.net.weight, policy, policy.net.weight)]
+    gc.disable()
+    try:
+        del source, policy
+        assert [end() for end in ends] == [None] * 4
+    finally:
+        gc.enable()
+
+
 # Training and its state
 
 
@@ -645,5 +665,5 @@ def test_the_lag_is_that_of_the_oldest_known_weights_and_nothing_lags_in_an_empt
     versions = torch.tensor([[5, -1], [6, 7]])  # -1: who acted is not known
     observation = torch.zeros(2, 2, 2)
     assert policy._update_dataset(TensorDict({"observation": observation, "version": versions}, [2, 2])) == 2
-    assert policy._lag(TensorDict({"version": versions[:, :0]}, [2, 0])) == 0
-    assert policy._lag(TensorDict({"version": torch.full((2, 1), -1)}, [2, 1])) == 0
+    assert versions_behind(TensorDict({"version": versions[:, :0]}, [2, 0]), 7) == 0
+    assert versions_behind(TensorDict({"version": torch.full((2, 1), -1)}, [2, 1]), 7) == 0

@@ -32,8 +32,8 @@ def train(group, *values, **options):
 
 def test_every_policy_has_a_rank_and_is_in_the_groups_of_its_node_and_its_role(crew):
     group = crew.group(Peer)
-    group._transfer_sets = [(group.train_list[0], group.eval_list), (group.train_list[1], group.eval_list[1:])]
-    group.init_comm_group()
+    (first, second), actors = group._members.learners, group._members.actors
+    group._formation.form("nccl", False, [(first, actors), (second, actors[1:])])
     policies = [*group.train_list, *group.eval_list]
     assert sorted(ask_all(policies, Peer.get_rank)) == [0, 1, 2, 3]
     # Learners are given first. In a mixed group the first one is alone on the controller's node.
@@ -59,8 +59,8 @@ def test_every_policy_has_a_rank_and_is_in_the_groups_of_its_node_and_its_role(c
         [(0, 2, 3), (1, 3)],
     ]
     for mode, sums in {ParallelMode.GLOBAL: [1111.0] * 4, ParallelMode.TRAIN_DATA_PARALLEL: [11.0, 11.0]}.items():
-        assert group._together([as_handle(p) for p in policies[: len(sums)]], Peer.sum_of_ranks, mode) == sums
-    group._together([as_handle(policy) for policy in policies], BasePolicy.dist_barrier)
+        assert group._members.together([as_handle(p) for p in policies[: len(sums)]], Peer.sum_of_ranks, mode) == sums
+    group._members.together([as_handle(policy) for policy in policies], BasePolicy.dist_barrier)
 
 
 def test_groups_are_formed_again_for_other_members(crew):
@@ -73,7 +73,9 @@ def test_groups_are_formed_again_for_other_members(crew):
         generations.append({groups["global"][0][2] for groups in found})
         assert len(found[0]["global"][0][0]) == 2 + actors
         # 1 + 10 of the ranks 0 and 1, and so on.
-        sums = group._together([as_handle(policy) for policy in everybody], Peer.sum_of_ranks, ParallelMode.GLOBAL)
+        sums = group._members.together(
+            [as_handle(policy) for policy in everybody], Peer.sum_of_ranks, ParallelMode.GLOBAL
+        )
         assert sums == [float("1" * (2 + actors))] * (2 + actors)
         if actors:
             group.pop(PolicyRole.EVAL)
@@ -83,7 +85,6 @@ def test_groups_are_formed_again_for_other_members(crew):
 def test_colocated_eval_policies_have_no_rank_of_their_own(crew):
     group = crew.group(Peer)
     ask_all(group.eval_list, BasePolicy.close_comm_groups)
-    group._transfer_sets = [(group.train_list[0], group.eval_list)]
     group.init_comm_group(is_colocated=True)
     assert ask_all(group.eval_list, Peer.get_groups) == [{}, {}]
     assert set(ask_all(group.train_list, Peer.get_groups)[0]) == {"global", "intra_node", "train_data_parallel"}
@@ -246,6 +247,56 @@ def test_an_authors_own_wrapper_takes_precedence(ray_cluster):
         assert list(ask_all(group.train_list, BasePolicy.get_param_fingerprint)[1]) == ["net.weight", "self.seen"]
     finally:
         crew.stop()
+
+
+@pytest.mark.ray
+def test_an_authors_own_wrapper_is_put_on_once_for_the_learners_that_there_are(ray_cluster):
+    crew = Crew("ray")
+    try:
+        group = crew.group(Wrapping, actors=1)
+        group.init_comm_group()
+        group.init(TRAIN)
+        assert train(group, [1.0, 3.0], [8.0])["weight"] == pytest.approx(5.0)
+        group.sync_weights()
+        group.convert_eval_to_train(1)
+        assert ask_all(group.train_list, Wrapping.count_wrappers) == [1, 1, 1]
+        # A step of 1 arrives at the mean of the means: (2 + 2 + 5) / 3.
+        assert train(group, [2.0], [2.0], [5.0])["weight"] == pytest.approx(3.0)
+        group.convert_train_to_eval(2)
+        # Who learns alone needs no wrapper, and who acts has none.
+        assert ask_all([*group.train_list, *group.eval_list], Wrapping.count_wrappers) == [0, 0, 0]
+        assert train(group, [4.0])["weight"] == pytest.approx(4.0)
+    finally:
+        crew.stop()
+
+
+@pytest.mark.ray
+def test_what_an_author_wrapped_for_other_groups_does_not_train_before_it_is_built_anew(ray_cluster):
+    crew = Crew("ray")
+    try:
+        group = crew.group(Wrapping, actors=0)
+        group.init_comm_group()
+        group.init_train(TRAIN)
+        train(group, [1.0, 3.0], [8.0])
+        group.init_comm_group()
+        with pytest.raises(WorkerError, match=r"wraps networks for one group: call PolicyGroup\.get_training_state"):
+            train(group, [1.0], [3.0])
+        state = group.get_training_state()
+        group.init_train(TRAIN)
+        group.load_training_state(state)
+        assert ask_all(group.train_list, Wrapping.count_wrappers) == [1, 1]
+        assert train(group, [1.0], [3.0])["weight"] == pytest.approx(2.0)
+    finally:
+        crew.stop()
+
+
+def test_what_an_author_would_have_wrapped_for_groups_that_came_later_does_not_train():
+    group = Crew("local").group(Wrapping, actors=0)
+    group.init_train(TRAIN)
+    group.init_comm_group()
+    with pytest.raises(WorkerError, match="the groups were formed after init_train, and Wrapping") as caught:
+        train(group, [1.0], [3.0])
+    assert isinstance(caught.value.__cause__, ProtocolError)
 
 
 def test_an_authors_own_wrapper_wants_processes():

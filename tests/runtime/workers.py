@@ -50,3 +50,16 @@ class Worker:
 
     def get_calls(self):
         return self.calls
+
+
+class Parcel:
+    """Counts in this process how often it was packed."""
+
+    packed = 0
+
+    def __init__(self, num_bytes):
+        self.num_bytes = num_bytes
+
+    def __reduce__(self):
+        type(self).packed += 1
+        return Parcel, (self.num_bytes,)

@@ -1,0 +1,60 @@
+"""The training state of a whole group: what its policies share once, and what is each one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlightning.errors import ProtocolError
+from rlightning.policy.base_policy import BasePolicy
+from rlightning.policy.members import Members
+from rlightning.runtime import gather
+
+_OF_AN_ACTOR = ("role", "generator", "evaluation_generator")
+"""What is an eval policy's own; what it acts with is the learner's."""
+
+
+def gather_state(members: Members) -> dict[str, Any]:
+    """Give all that a resumed run needs.
+
+    Returns:
+        "train": the first train policy's state; "train_peers": what is each other one's own; "eval": what is each eval
+        policy's own.
+    """
+    train = members.learner().call(BasePolicy.get_training_state)
+    peers = [handle.call(BasePolicy.get_own_state) for handle in members.learners[1:]]
+    actors = [handle.call(BasePolicy.get_training_state) for handle in members.actors]
+    states = gather([train, *peers, *actors], members.timeout_s)
+    count = len(members.learners)
+    return {
+        "train": states[0],
+        "train_peers": states[1:count],
+        "eval": [{name: state[name] for name in _OF_AN_ACTOR} for state in states[count:]],
+    }
+
+
+def check_numbers(members: Members, state: Mapping[str, Any]) -> None:
+    """Make sure that a state is that of as many policies.
+
+    Raises:
+        ProtocolError: If the numbers of policies differ: their generators would not continue.
+    """
+    learners, actors = len(state["train_peers"]) + 1, len(state["eval"])
+    if learners != len(members.learners):
+        raise ProtocolError(
+            f"the checkpoint is of a run with {learners} train policies, this one has "
+            f"{len(members.learners)}: set cluster.train_worker_num={learners}"
+        )
+    if actors != len(members.actors):
+        raise ProtocolError(
+            f"the checkpoint is of a run with {actors} eval policies, this one has "
+            f"{len(members.actors)}: set cluster.eval_worker_num={actors}"
+        )
+
+
+def load_learners(members: Members, state: Mapping[str, Any]) -> None:
+    """Put back the state of all train policies; those that the state does not know keep what is their own."""
+    own = [{}, *state["train_peers"]][: len(members.learners)]
+    own += members.call(members.learners[len(own) :], BasePolicy.get_own_state)
+    states: Sequence[Any] = [{**state["train"], **peer} for peer in own]
+    members.call_each(members.learners, BasePolicy.load_training_state, states)

@@ -1,0 +1,191 @@
+"""The learners' weights on their way to all who act: sent, announced, in force, compared."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from rlightning.config import PolicyConfig
+from rlightning.errors import ConfigError, PlacementError, WeightSyncError, WorkerError
+from rlightning.policy.base_policy import BasePolicy
+from rlightning.policy.members import Members
+from rlightning.runtime import WorkerHandle
+from rlightning.weights.bundle import Mismatch, differences
+from rlightning.weights.sync import CARRIERS, WEIGHT_SYNCS, ColocatedSync, Delivery, WeightSync
+from rlightning.weights.topology import build_transfer_info_for_colocated, build_transfer_info_for_disaggregated
+
+logger = logging.getLogger(__name__)
+
+_SETTLE_S = 60.0
+"""Seconds to wait for weights that were announced before others are sent."""
+
+
+def weight_carrier(config: PolicyConfig) -> str:
+    """Choose how weights travel between processes: by broadcast between accelerators, else by the object store.
+
+    Parts of "Sharded" go to one receiver each, which is no broadcast.
+    """
+    chosen = config.weight_buffer.transport
+    if chosen == "auto":
+        on_accelerators = config.train_num_gpus > 0 and config.eval_num_gpus > 0
+        is_whole = config.weight_buffer.buffer_strategy != "Sharded"
+        chosen = "collective" if on_accelerators and is_whole else "object_store"
+    return chosen
+
+
+class GroupWeights:
+    """Brings the weights of the train policies of a group to its eval policies.
+
+    It owns the way that they take, which is chosen before the first transfer and whenever the policies are others, and
+    knows what was sent, announced, and is in force.
+
+    Attributes:
+        is_colocated: Whether each eval policy gets the weights of the train policy beside it.
+        version: What was announced to all eval policies; None before that.
+        announced: Eval policy -> the version that it was told of last.
+    """
+
+    def __init__(self, members: Members, config: PolicyConfig) -> None:
+        self._members, self._config = members, config
+        self.is_colocated = False
+        self.version: int | None = None
+        self.announced: dict[WorkerHandle, int] = {}
+        self._strategy = "None"
+        self._way: WeightSync | None = None
+        self._is_settled = True  # whether announced weights are known to be in force
+        self._is_unannounced = False  # whether weights were sent and nobody was told
+        self._sent_version = -1
+
+    # The way
+
+    def place(self, is_colocated: bool) -> None:
+        """Take note of where the policies are."""
+        self.is_colocated, self._way = is_colocated, None
+
+    def choose(self, strategy: str) -> None:
+        """Take a strategy by its name.
+
+        Raises:
+            ConfigError: If it is not known.
+        """
+        if strategy not in WEIGHT_SYNCS:
+            raise ConfigError(
+                f"policy.weight_buffer.buffer_strategy: {strategy!r} is none of {', '.join(WEIGHT_SYNCS)}"
+            )
+        self._strategy, self._way = strategy, None
+
+    def forget_buffers(self) -> None:
+        """Make new buffers before the next transfer."""
+        self._way, self._is_settled, self._is_unannounced = None, True, False
+        self.announced = {}
+
+    def deliveries(self) -> list[Delivery]:
+        """Apply the transfer plan to the policies where they are now."""
+        placement = self._members.placement()
+        router_map, transfer_info = build_transfer_info_for_disaggregated(placement, self._strategy)
+        return [
+            Delivery(
+                item["sender"],
+                tuple(item["receiver"]),
+                tuple(placement[target]["eval_policies"]),
+                item["intra_node"],
+            )
+            for node, targets in router_map.items()
+            for target, item in zip(targets, transfer_info[node], strict=True)
+        ]
+
+    def _choose_way(self) -> WeightSync:
+        """Turn the strategy and the placement into an object that knows who sends what to whom."""
+        if not self.is_colocated:
+            return WEIGHT_SYNCS[self._strategy](self.deliveries(), CARRIERS[weight_carrier(self._config)])
+        pairs = build_transfer_info_for_colocated(self._members.learners, self._members.actors)["all"]
+        for pair in pairs:
+            sender, receiver = pair["sender"].info(), pair["receiver"].info()
+            if sender.remote and receiver.remote and sender.node != receiver.node:
+                raise PlacementError(
+                    f"{sender.name} is on node {sender.node} and {receiver.name} on {receiver.node}: colocated "
+                    f"policies share a node; set cluster.is_colocated to false, or place them together"
+                )
+        return ColocatedSync(
+            [Delivery(pair["sender"], (pair["receiver"],), (pair["receiver"],), True) for pair in pairs],
+            CARRIERS["object_store"],
+        )
+
+    # A push
+
+    def send(self) -> int:
+        """Bring the weights to where an announcement puts them in force; gives their version, -1 if nobody acts."""
+        self._members.learner()
+        if not self._members.actors:
+            return -1
+        self.settle()
+        if self._is_unannounced:
+            # Weights that nobody was told of may lie complete in some buffers, whose next place to write is then what
+            # their policies act with.
+            self._way = None
+        if self._way is None:
+            way = self._choose_way()
+            way.prepare(self._members.timeout_s)
+            self._way = way
+        self._is_unannounced = True
+        self._sent_version = self._way.send(self._members.timeout_s)
+        return self._sent_version
+
+    def announce(self) -> None:
+        """Tell the eval policies to act with what was sent last."""
+        if self._way is not None:
+            self._is_settled = False
+            self._way.announce(self._members.timeout_s)
+            self._is_unannounced = False
+            self.version = self._sent_version
+            self.announced = dict.fromkeys(self._members.actors, self._sent_version)
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until announced weights are in force; see ``PolicyGroup.wait_for_eval_weight_update``."""
+        if self._way is None:
+            return
+        late = self._way.wait(timeout_s)
+        if late:
+            raise WeightSyncError(f"new weights are not in force after {timeout_s} s at {', '.join(late)}")
+        self._is_settled = True
+
+    def settle(self) -> None:
+        """Wait until nobody acts with the slots that come next; who failed to update acts with nothing."""
+        if self._is_settled:
+            return
+        try:
+            self.wait(self._members.timeout_s or _SETTLE_S)
+        except WorkerError as error:
+            if not isinstance(error.__cause__, WeightSyncError):
+                raise
+
+    # Comparison
+
+    def compare(self, rtol: float) -> list[Mismatch]:
+        """List what of the eval policies is not the first train policy's; see ``PolicyGroup.compare_weights``."""
+        learner, actors = self._members.learner(), self._members.actors
+        if rtol > 0:
+            expected_norms = learner.call(BasePolicy.get_param_fingerprint).result(self._members.timeout_s)
+            found_norms = self._members.call(actors, BasePolicy.get_param_fingerprint)
+            return [
+                mismatch
+                for index, norms in enumerate(found_norms)
+                for mismatch in differences(index, expected_norms, norms, rtol)
+            ]
+        version, expected = learner.call(BasePolicy.get_bundle_digest).result(self._members.timeout_s)
+        mismatches: list[Mismatch] = []
+        for index, (found_version, found) in enumerate(self._members.call(actors, BasePolicy.get_bundle_digest)):
+            if found_version != version:
+                mismatches.append(Mismatch(index, "version", version, found_version))
+            mismatches += differences(index, expected, found)
+        return mismatches
+
+
+def log_mismatches(mismatches: Sequence[Mismatch]) -> None:
+    """Log what differs, up to ten tensors per policy."""
+    for policy in sorted({mismatch.policy for mismatch in mismatches}):
+        own = [mismatch for mismatch in mismatches if mismatch.policy == policy]
+        for mismatch in own[:10]:
+            logger.error("weights differ: %s", mismatch)
+        if len(own) > 10:
+            logger.error("weights differ: eval[%d] has %d more", policy, len(own) - 10)

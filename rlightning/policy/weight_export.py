@@ -1,0 +1,103 @@
+"""How weights leave a policy."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from rlightning.distributed import ParallelMode
+from rlightning.observability.timer import Timer
+from rlightning.weights.bundle import Bundle, pack
+from rlightning.weights.layout import Layout, NamedTensors, check_key, copy_all
+from rlightning.weights.slots import Slots
+
+if TYPE_CHECKING:
+    from rlightning.policy.base_policy import BasePolicy
+
+NOTHING_COMES = -2
+"""Version that a sender broadcasts instead of weights that it could not read."""
+
+
+class WeightExport:
+    """Gives all that acts: as a bundle, by a broadcast, or written into memory that others map.
+
+    It owns the layout of the tensors, and knows the memory that this policy writes into.
+    """
+
+    def __init__(self, policy: BasePolicy, timer: Timer) -> None:
+        # Weakly: a policy and its tensors end with their last user, and do not wait for the garbage collector.
+        self._policy = cast("BasePolicy", weakref.proxy(policy))
+        self._timer = timer
+        self._layout: Layout | None = None
+        self._mapped: Slots | None = None  # the buffer of this node that the policy was told of
+        self._handed_over: Slots | None = None  # what the policy beside this one reads from
+
+    def forget(self) -> None:
+        """Take note that the networks are built anew."""
+        self._layout = None
+
+    def layout(self) -> Layout:
+        """Say where each tensor that acts lies in the bytes that travel."""
+        return self._layout_of(self._policy.get_trainable_parameters())
+
+    def bundle(self) -> Bundle:
+        """Copy all that acts, with its version."""
+        with self._timer.measure("export"):
+            tensors = self._policy.get_trainable_parameters()
+            return pack(tensors, self._policy.version, self._layout_of(tensors))
+
+    def send(self, receivers: Sequence[Any], buffer: Slots | None) -> Bundle | int:
+        """Write into a shared buffer and give a bundle; see ``BasePolicy.send_weights``."""
+        if buffer is None and not receivers:
+            buffer = self._mapped
+        if buffer is not None:
+            self._write(buffer)
+        return self.bundle() if receivers else self._policy.version
+
+    def broadcast(self) -> int:
+        """Send to all members of the group of this sender; gives the version."""
+        policy, group = self._policy, self._policy.group(ParallelMode.WEIGHT_TRANSFER)
+        try:
+            tensors = policy.get_trainable_parameters()
+            layout = self._layout_of(tensors)
+            flat = torch.zeros(layout.num_bytes, dtype=torch.uint8, device=policy.device)
+            copy_all(layout.views(flat), tensors)
+        except BaseException:
+            # The receivers wait already: tell them that nothing comes.
+            group.broadcast_(torch.tensor([NOTHING_COMES, 0, 0], device=policy.device))
+            raise
+        with self._timer.measure("export"):
+            group.broadcast_(torch.tensor([policy.version, layout.number, layout.num_bytes], device=policy.device))
+            group.broadcast_(flat)
+        return policy.version
+
+    def map(self, buffer: Slots) -> None:
+        """Take a buffer of this node to write into whenever somebody is sent to and nobody receives."""
+        check_key(self.layout(), buffer.layout.key, self._policy._who)
+        self._mapped = buffer
+
+    def hand_over(self) -> Slots:
+        """Write into memory of one's own and give a handle of it."""
+        layout = self.layout()
+        if self._handed_over is None or self._handed_over.layout.key != layout.key:
+            self._handed_over = Slots.create_shared(layout)
+        self._write(self._handed_over)
+        return self._handed_over
+
+    def end_hand_over(self) -> None:
+        """Make new memory for the next handle, because another policy will get it."""
+        self._handed_over = None
+
+    def _write(self, buffer: Slots) -> None:
+        tensors = self._policy.get_trainable_parameters()
+        check_key(self._layout_of(tensors), buffer.layout.key, self._policy._who)
+        with self._timer.measure("export"), buffer.writing(self._policy.version) as places:
+            copy_all(places, tensors)
+
+    def _layout_of(self, tensors: NamedTensors) -> Layout:
+        if self._layout is None or not self._layout.fits(tensors):
+            self._layout = Layout.of(tensors)
+        return self._layout

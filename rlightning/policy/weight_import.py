@@ -1,0 +1,254 @@
+"""How weights come into a policy, and into force."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, cast
+
+import torch
+
+from rlightning.distributed import ParallelMode
+from rlightning.errors import ProtocolError, WeightSyncError
+from rlightning.observability.timer import Timer
+from rlightning.policy.gate import RolloutGate
+from rlightning.policy.memory import Part
+from rlightning.policy.updater import Updater
+from rlightning.policy.weight_export import NOTHING_COMES
+from rlightning.weights.bundle import Bundle, BundlePart, check_same_layout, flatten_names
+from rlightning.weights.layout import NamedTensors, as_bytes, check_key, each, point_all
+from rlightning.weights.slots import Slots
+
+if TYPE_CHECKING:
+    from rlightning.policy.base_policy import BasePolicy
+
+
+class WeightImport:
+    """Takes weights in, and puts them in force between two requests.
+
+    Without a buffer they are copied in at once. With one they wait there until they are announced; then the policy acts
+    with the buffer's memory itself. It owns the buffer, the thread that follows announcements, and what the last update
+    failed of.
+
+    Attributes:
+        failure: Why the last update failed; while there is one, nobody is to act.
+    """
+
+    def __init__(self, policy: BasePolicy, gate: RolloutGate, timer: Timer, *, loads_plainly: bool) -> None:
+        """Begin without a buffer.
+
+        Args:
+            policy: Whose weights these are.
+            gate: Admits its requests.
+            timer: Counts its time.
+            loads_plainly: Whether its tensors may be exchanged by pointer, since no author loads in a way of their own.
+        """
+        # Weakly: a policy and its tensors end with their last user, and so does the thread that follows announcements.
+        self._policy = cast("BasePolicy", weakref.proxy(policy))
+        self._gate, self._timer, self._loads_plainly = gate, timer, loads_plainly
+        self.failure: BaseException | None = None
+        self._slots: Slots | None = None
+        self._adopted: tuple[Slots, int] | None = None  # whose memory is acted with, and the stamp of what lies there
+        self._made: Slots | None = None  # the buffer that this policy made for its node
+        self._handed_over: Slots | None = None  # what the policy beside this one writes into
+        self._updater: Updater | None = None
+
+    def forget(self) -> None:
+        """Take note that the networks are built anew; a buffer is no longer in use."""
+        self._slots, self._adopted = None, None
+
+    # The buffer
+
+    def use_buffer(self, buffer: Slots | None) -> None:
+        """Let weights go into a buffer first; None makes one."""
+        layout = self._policy.weight_layout()
+        if buffer is None:
+            is_near = self._policy.config.weight_buffer.type == "WeightBuffer"
+            buffer = Slots(layout, device=self._policy.device if is_near else "cpu")
+        check_key(layout, buffer.layout.key, self._policy._who)
+        with self._gate.update():
+            self.take_own_memory()
+            self._slots = buffer
+        if self._updater is None:
+            self._updater = Updater(self._follow)
+            threading.Thread(target=self._updater.run, name="weight updater", daemon=True).start()
+
+    def make_buffer(self, parts: int) -> Slots:
+        """Make a buffer that the policies of this node can map."""
+        self._made = Slots.create_shared(self._policy.weight_layout(), parts)
+        return self._made
+
+    def unlink_buffer(self) -> None:
+        """Remove the name of the buffer that was made, since all have mapped it."""
+        if self._made is not None:
+            self._made.unlink()
+
+    def copy_in(
+        self, own: Mapping[str, torch.Tensor], given: Mapping[str, torch.Tensor], receiver: str, version: int
+    ) -> None:
+        """Copy tensors into those of the policy, never into a buffer that others act with.
+
+        Raises:
+            WeightSyncError: If names, shapes or dtypes differ; nothing is changed then.
+        """
+        check_same_layout(own, given, receiver, version)
+        self.take_own_memory()
+        with torch.no_grad():
+            for name, tensor in own.items():
+                tensor.copy_(given[name])
+
+    def take_own_memory(self) -> None:
+        """Copy the tensors out of a buffer that others may act with, before anything is written into them."""
+        if self._adopted is not None:
+            for _, _, tensor in each(self._policy.get_trainable_parameters()):
+                tensor.data = tensor.data.clone()
+            self._adopted = None
+
+    # What comes
+
+    def receive(self, payload: Bundle | BundlePart | None) -> int:
+        """Take weights into the buffer, or without one into force; see ``BasePolicy.recv_weights``."""
+        if payload is None:
+            return self._receive_broadcast()
+        if isinstance(payload, BundlePart):
+            if self._slots is None:
+                raise ProtocolError("parts of weights come together in a buffer: call init_weight_buffer first")
+            with self._timer.measure("receive"):
+                check_key(self._policy.weight_layout(), payload.key, self._policy._who)
+                self._slots.write_bytes(payload.version, as_bytes(payload.flat), payload.index)
+        elif self._slots is None:
+            self._policy.import_bundle(payload)
+        else:
+            with self._timer.measure("receive"):
+                self._check_bundle(payload)
+                self._slots.write_bytes(payload.version, as_bytes(payload.flat))
+        return payload.version
+
+    def receive_memory(self, payload: Slots) -> int:
+        """Copy the weights out of memory that a policy beside this one gave; they are in force at once."""
+        check_key(self._policy.weight_layout(), payload.layout.key, self._policy._who)
+        self._handed_over = payload
+        try:
+            return self.put_in_force(payload.views(), payload.version)
+        finally:
+            payload.unlink()
+
+    def _receive_broadcast(self) -> int:
+        policy, group = self._policy, self._policy.group(ParallelMode.WEIGHT_TRANSFER)
+        if group.size < 2:
+            raise ProtocolError("there is no sender to receive from: call PolicyGroup.init_comm_group first")
+        with self._timer.measure("receive"):
+            head = group.broadcast_(torch.zeros(3, dtype=torch.int64, device=policy.device))
+            version, number, num_bytes = map(int, head.tolist())
+            if version == NOTHING_COMES:
+                raise WeightSyncError("the sender failed before it sent anything")
+            layout = policy.weight_layout()
+            fits = number == layout.number
+            if fits and self._slots is not None and self._slots.device == torch.device(policy.device):
+                with self._slots.filling(version) as place:
+                    group.broadcast_(place)
+                return version
+            # What does not fit is received all the same, so that the others get theirs.
+            flat = group.broadcast_(torch.zeros(num_bytes, dtype=torch.uint8, device=policy.device))
+        if not fits:
+            check_key(layout, "", policy._who)
+        if self._slots is None:
+            return self.put_in_force(layout.views(flat), version)
+        self._slots.write_bytes(version, flat)
+        return version
+
+    def _check_bundle(self, bundle: Bundle) -> None:
+        """Compare layouts; where they differ, name the tensors that do."""
+        layout = self._policy.weight_layout()
+        if layout.key != bundle.layout.key:
+            named = flatten_names(self._policy.get_trainable_parameters())
+            check_same_layout(named, flatten_names(bundle.views()), self._policy.__class__.__name__, bundle.version)
+            check_key(layout, bundle.layout.key, self._policy._who)
+
+    # Into force
+
+    def put_in_force(self, tensors: NamedTensors, version: int) -> int:
+        """Copy weights in between two requests; gives their version.
+
+        Raises:
+            WeightSyncError: If they do not fit or are older than those in force, which stay in force; the next request
+                and the next ``wait`` raise the error too.
+        """
+        with self._noting_failure():
+            self._check_newer(version)
+            # A failure is noted before the gate opens: nobody shall act with what was loaded half.
+            with self._timer.measure("import"), self._gate.update(), self._noting_failure():
+                self._policy.load_state_dict(tensors, version=version)
+                self._policy.version = version
+        return version
+
+    def update_from_buffer(self) -> None:
+        """Put the newest complete weights of the buffer in force; errors as in ``put_in_force``."""
+        if self._slots is None:
+            raise ProtocolError("there is no weight buffer: call init_weight_buffer first")
+        with self._noting_failure():
+            slots = self._slots
+            tensors, version, stamp = slots.views(), slots.version, slots.stamp
+            if self._adopted == (slots, stamp):
+                return
+            self._check_newer(version)
+            # A failure is noted before the gate opens: nobody shall act with what was loaded half.
+            with self._timer.measure("import"), self._gate.update(), self._noting_failure():
+                if slots is not self._slots:
+                    return  # another buffer took its place while requests were in flight
+                if self._may_adopt():
+                    point_all(self._policy.get_trainable_parameters(), tensors)
+                    self._adopted = slots, stamp
+                else:
+                    self._policy.load_state_dict(tensors, version=version)
+                self._policy.version = version
+
+    def announce(self) -> None:
+        """Have the thread update from the buffer; nothing to do without one."""
+        if self._updater is not None:
+            self._updater.announce()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the latest announced weights are in force; gives whether they are.
+
+        Raises:
+            WeightSyncError: If the last update failed.
+        """
+        done = self._updater is None or self._updater.wait(timeout)
+        if self.failure is not None:
+            raise WeightSyncError(f"the last weight update failed: {self.failure}") from self.failure
+        return done
+
+    def run_updater(self) -> None:
+        """Follow announcements until the policy is gone."""
+        if self._updater is None:
+            raise ProtocolError("there is no weight buffer: call init_weight_buffer first")
+        self._updater.run()
+
+    def _follow(self) -> None:
+        # Whoever waits, and the next request, is told of a failure; the updater goes on.
+        with suppress(Exception), self._noting_failure():
+            self._policy.update_weights_from_buffer()
+
+    @contextmanager
+    def _noting_failure(self) -> Iterator[None]:
+        """Admit no request after an update that failed, until one has succeeded."""
+        try:
+            yield
+        except BaseException as error:
+            self.failure = error
+            self._gate.changed()
+            raise
+        self.failure = None
+
+    def _check_newer(self, version: int) -> None:
+        if version < self._policy.version:
+            raise WeightSyncError(f"weights of version {version} came after those of version {self._policy.version}")
+
+    def _may_adopt(self) -> bool:
+        """Tell whether tensors can be exchanged by pointer: nobody loads in a way of their own, all on one device."""
+        is_there = Part.MODEL not in self._policy._memory.offloaded
+        same_device = self._slots is not None and self._slots.device.type == torch.device(self._policy.device).type
+        return self._loads_plainly and is_there and same_device

@@ -1,0 +1,208 @@
+"""An eval policy with a buffer: announcements, threads, and whose memory it acts with."""
+
+import gc
+import threading
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from rlightning.errors import ProtocolError, WeightSyncError, WorkerError
+from rlightning.policy.base_policy import PolicyRole
+from rlightning.policy.policy_group import PolicyGroup
+from tests.policy.policies import EveryKind, Numbered, OwnLoading, batch
+from tests.policy.pushes import STRATEGIES, TRAIN, config_for, push
+
+
+def local_pair(strategy, cls=Numbered):
+    config = config_for(strategy)
+    learner, actor = cls(config, PolicyRole.TRAIN), cls(config, PolicyRole.EVAL)
+    group = PolicyGroup([learner], [actor], config)
+    group.init(TRAIN)
+    group.init_weight_buffer()
+    push(group)
+    return learner, actor, group
+
+
+def test_two_announcements_before_one_update_lose_nothing():
+    learner, actor, _ = local_pair("Double")
+    with actor._gate.request():  # the updater waits while this request runs
+        for _ in range(2):
+            actor.notify_update_weights()
+        learner._train()
+        actor.recv_weights(learner.send_weights(["actor"]))
+        actor.notify_update_weights()
+        assert not actor.wait_for_weight_update_done(timeout=0.05)
+        assert actor.version == 0
+    assert actor.wait_for_weight_update_done(timeout=30)
+    assert actor.version == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_no_reader_ever_sees_two_versions_in_one_snapshot(strategy):
+    # 200 tensors filled with the number of their version; versions 1 to 200 at full speed while 4 readers act; version
+    # 50 fails half way.
+    config = config_for(strategy)
+    learner = Numbered(config, PolicyRole.TRAIN)
+    actors = [Numbered(config, PolicyRole.EVAL) for _ in range(4)]
+    group = PolicyGroup([learner], actors, config)
+    group.init(TRAIN)
+    group.init_weight_buffer()
+    push(group)
+    over, snapshots, failures = threading.Event(), [[] for _ in actors], []
+    asked = batch([1]).items[0]
+
+    def read(actor, into):
+        try:
+            while not over.is_set():
+                response = actor._rollout(asked)
+                into.append((frozenset(response.extras["numbers"][0].tolist()), response.version))
+                time.sleep(0.02)  # there is one interpreter lock for all of them
+        except BaseException as error:
+            failures.append(error)
+
+    readers = [threading.Thread(target=read, args=pair) for pair in zip(actors, snapshots, strict=True)]
+    for reader in readers:
+        reader.start()
+    for version in range(1, 201):
+        learner._train()
+        if version == 50:
+            learner.fail_next_export()
+            with pytest.raises(WorkerError, match="Cannot copy out of meta tensor"):
+                group.sync_weights()
+            assert [actor.version for actor in actors] == [49] * 4
+        else:
+            push(group)
+            assert [actor.version for actor in actors] == [version] * 4
+    over.set()
+    for reader in readers:
+        reader.join(60)
+    assert failures == []
+    for seen_there in snapshots:
+        assert all(numbers == {version} for numbers, version in seen_there)
+        versions = [version for _, version in seen_there]
+        assert versions == sorted(versions)
+        assert 50 not in versions
+        assert len(set(versions)) > 5
+
+
+def test_a_policy_acts_with_the_buffers_memory_and_writes_into_memory_of_its_own():
+    learner, actor, group = local_pair("Shared")
+    other = Numbered(group.config, PolicyRole.EVAL)
+    other.init_eval()
+    group.push(other, PolicyRole.EVAL)
+    push(group)
+    ours, theirs = (policy.tensors.t7.data_ptr() for policy in (actor, other))
+    assert ours == theirs != learner.tensors.t7.data_ptr()
+    # Whoever loads something by itself does not change what the others act with.
+    actor.load_state_dict({"tensors": {name: t + 100 for name, t in actor.tensors.state_dict().items()}})
+    assert (actor.tensors.t7.unique().item(), other.tensors.t7.unique().item()) == (100, 0)
+
+
+def test_a_request_that_waited_for_an_update_is_refused_if_it_failed_half_way():
+    learner, actor, group = local_pair("Double", OwnLoading)
+    learner._train()
+    loading, go_on, outcomes = threading.Event(), threading.Event(), []
+
+    def load_half(state_dict, *args, **kwargs):
+        actor.tensors.t7.data = actor.tensors.t7.data + 1
+        loading.set()
+        go_on.wait(60)
+        raise OSError("half is loaded")
+
+    def request():
+        try:
+            outcomes.append(actor._rollout(batch([1]).items[0]))
+        except WeightSyncError as error:
+            outcomes.append(str(error))
+
+    actor.__dict__["load_state_dict"] = load_half
+    group.sync_weights()
+    assert loading.wait(60)
+    asking = threading.Thread(target=request)
+    asking.start()
+    go_on.set()
+    asking.join(60)
+    assert outcomes == ["the last weight update failed: half is loaded"]
+
+
+def test_a_class_with_its_own_loading_gets_its_method_called():
+    learner, actor, group = local_pair("Double", OwnLoading)
+    learner._train()
+    push(group)
+    assert actor.loads == 2
+    assert actor.tensors.t7.unique().item() == 1
+
+
+def test_compiled_and_wrapped_learners_have_their_names_mapped():
+    class Wrapper(nn.Module):
+        def __init__(self, module):
+            super().__init__()
+            self.module = module
+
+    learner, actor, group = local_pair("Shared")
+    learner.tensors = Wrapper(learner.tensors)
+    learner.model_list = [("tensors", learner.tensors)]
+    learner._train()
+    push(group)
+    assert (actor.version, actor.tensors.t7.unique().item()) == (1, 1)
+
+
+def test_the_thread_of_the_updater_ends_with_its_policy(monkeypatch):
+    monkeypatch.setattr("rlightning.policy.updater._LOOK_S", 0.01)
+    before = set(threading.enumerate())  # of other tests some may be left, and end meanwhile
+    learner, actor, group = local_pair("Double")
+    (updater,) = set(threading.enumerate()) - before
+    del learner, actor, group
+    gc.collect()
+    updater.join(30)
+    assert not updater.is_alive()
+
+
+def test_hooks_in_the_wrong_order_say_which_comes_first():
+    learner, actor = Numbered(config_for("Double"), PolicyRole.TRAIN), Numbered(config_for("Double"), PolicyRole.EVAL)
+    with pytest.raises(ProtocolError, match="call init_eval before init_weight_buffer"):
+        actor.init_weight_buffer()
+    learner.init_train(TRAIN)
+    actor.init_eval()
+    for call in (actor.update_weights_from_buffer, actor.update_weights):
+        with pytest.raises(ProtocolError, match="call init_weight_buffer first"):
+            call()
+    with pytest.raises(ProtocolError, match="weight buffers are for policies of role 'eval'"):
+        learner.init_weight_buffer()
+    actor.init_weight_buffer()
+    with pytest.raises(ProtocolError, match="no complete weights are in the buffer yet"):
+        actor.update_weights_from_buffer()
+
+
+def test_a_buffer_for_another_network_is_refused():
+    config = config_for("Shared")
+    other = EveryKind(config, PolicyRole.EVAL)
+    other.init_eval()
+    actor = Numbered(config, PolicyRole.EVAL)
+    actor.init_eval()
+    buffer = other.share_weight_buffer()
+    try:
+        with pytest.raises(WeightSyncError, match="laid out for another network than that of Numbered"):
+            actor.init_weight_buffer(buffer)
+    finally:
+        buffer.unlink()
+    actor.init_weight_buffer()
+    learner = EveryKind(config, PolicyRole.TRAIN)
+    learner.init_train(TRAIN)
+    with pytest.raises(WeightSyncError, match=r"do not fit Numbered: missing tensors.t1; .* and \d+ more"):
+        actor.recv_weights(learner.send_weights(["actor"]))
+
+
+def test_tied_weights_stay_tied():
+    learner, actor, group = local_pair("Double", EveryKind)
+    assert actor.tied.weight.data_ptr() == actor.net.weight.data_ptr()
+    with torch.no_grad():
+        learner.net.weight += 1
+    learner.version += 1
+    push(group)
+    assert group.compare_weights() == []
+    assert actor.tied.weight.data_ptr() == actor.net.weight.data_ptr()
