@@ -246,6 +246,8 @@ def _buffer_specs(config: Config) -> list[WorkerSpec]:
     num_envs = [kind.num_envs for kind in config.env for _ in range(kind.num_workers)]
     capacity = config.buffer.capacity or config.train.max_rollout_steps
     storage = lookup("buffer", config.buffer.type)
+    # One shard per node with train policies: without a plan of several nodes, one.
+    shards = 1 if config.cluster.buffer_worker_num == "auto" else config.cluster.buffer_worker_num
     return [
         WorkerSpec(
             BufferShard,
@@ -253,5 +255,5 @@ def _buffer_specs(config: Config) -> list[WorkerSpec]:
             f"buffer[{index}]",
             config.cluster.remote_storage,
         )
-        for index, block in enumerate(blocks(len(num_envs), config.cluster.buffer_worker_num))
+        for index, block in enumerate(blocks(len(num_envs), shards))
     ]

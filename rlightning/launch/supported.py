@@ -22,6 +22,11 @@ class _Rule:
     message: str
 
 
+def _shards(config: Config) -> int:
+    """Count the shards that are asked for; "auto" never asks for too many."""
+    return 1 if config.cluster.buffer_worker_num == "auto" else config.cluster.buffer_worker_num
+
+
 _NOT_YET = (
     _Rule(
         "cluster.placement.mode",
@@ -66,12 +71,12 @@ _CONTRADICTIONS = (
     ),
     _Rule(
         "cluster.buffer_worker_num",
-        lambda config: config.cluster.buffer_worker_num > config.cluster.train_worker_num,
+        lambda config: _shards(config) > config.cluster.train_worker_num,
         "more than cluster.train_worker_num: a shard gives its data to one train policy or more; lower it",
     ),
     _Rule(
         "cluster.buffer_worker_num",
-        lambda config: config.cluster.buffer_worker_num > config.num_env_workers,
+        lambda config: _shards(config) > config.num_env_workers,
         "more than there are env workers: some shards would stay empty; lower it, or raise env.num_workers",
     ),
     _Rule(
