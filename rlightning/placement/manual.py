@@ -178,8 +178,11 @@ class _Seating:
     def overfull(self) -> list[str]:
         """Say of which nodes and devices more was given away than they have."""
         problems = []
+        on: dict[str, list[Seat]] = {}
+        for seat in self.seats.values():
+            on.setdefault(seat.node, []).append(seat)
         for room in self._rooms:
-            here = [seat for seat in self.seats.values() if seat.node == room.node.name]
+            here = on.get(room.node.name, [])
             for device, free in room.free.items():
                 if free < 0:
                     users = [seat.request for seat in here if device in seat.devices]

@@ -37,7 +37,7 @@ def before(units: Sequence[Unit], nodes: Sequence[Node], where: str = "the clust
         nodes: What there is; in a pool the parts of the nodes that it has.
         where: What to call them.
     """
-    problems = _totals(units, nodes, where)
+    problems, short = _totals(units, nodes, where)
     seen: set[tuple[Need, str]] = set()
     rooms = [Room(node, place) for place, node in enumerate({node.kind: node for node in nodes}.values())]
     for unit in units:
@@ -49,6 +49,8 @@ def before(units: Sequence[Unit], nodes: Sequence[Node], where: str = "the clust
             problems.append(f"{unit.impossible}: {_advice(_roles([unit]), ['GPU'], unit)}")
         elif all(room.find(unit.need) is None for room in rooms):
             kinds = _short_kinds(unit.need, rooms)
+            if short.issuperset(kinds):
+                continue  # It is among those who ask for too much together.
             problems.append(
                 f"{unit.describe()} {_asks(unit)} of one node, and no node of {where} has that: "
                 f"{_listed(nodes)}; {_advice(_roles([unit]), kinds, unit)}"
@@ -80,10 +82,12 @@ def advice(requests: Sequence[WorkerRequest], kind: str) -> str:
     return _advice(sorted({request.role for request in requests}, key=ROLES.index), [kind], None)
 
 
-def _totals(units: Sequence[Unit], nodes: Sequence[Node], where: str) -> list[str]:
+def _totals(units: Sequence[Unit], nodes: Sequence[Node], where: str) -> tuple[list[str], set[str]]:
+    """Say of what more is asked for than there is; and name the kinds."""
     members = [member for unit in units for member in unit.members]
     custom = sorted({name for unit in units for name, _ in unit.need.resources})
-    problems = []
+    problems: list[str] = []
+    short: set[str] = set()
     asked_of: list[tuple[str, int, Callable[[WorkerRequest], float], float | None]] = [
         ("CPU", sum(unit.need.cpus for unit in units), lambda r: r.cpus, sum(node.cpus for node in nodes)),
         ("GPU", sum(sum(unit.need.devices) for unit in units), lambda r: r.gpus, sum(len(node.gpus) for node in nodes)),
@@ -95,6 +99,7 @@ def _totals(units: Sequence[Unit], nodes: Sequence[Node], where: str) -> list[st
     for kind, asked, amount_of, there in asked_of:
         if there is None or asked <= grains(there):
             continue
+        short.add(kind)
         parts = _parts(members, amount_of)
         roles = list(parts)
         label = {"CPU": " CPUs", "GPU": " GPUs", "memory": " GB of memory"}.get(kind, f" of {kind}")
@@ -102,7 +107,7 @@ def _totals(units: Sequence[Unit], nodes: Sequence[Node], where: str) -> list[st
             f"{asked / GRAIN:g}{label} are asked for ({', '.join(parts.values())}), and {where} has {there:g}: "
             f"{_listed(nodes)}; {_advice(roles, [kind], None)}"
         )
-    return problems
+    return problems, short
 
 
 def _asker(name: str) -> Callable[[WorkerRequest], float]:
