@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from rlightning.device import VISIBLE_DEVICES, available_gpus, gpu_memory_gb
 from rlightning.errors import ConfigError, Problem
 from rlightning.launch.assemble import plan_workers
 from rlightning.launch.picture import draw, fold, index, node_names, spans
-from rlightning.launch.scale import Load, Rates, estimates, moves
+from rlightning.launch.scale import Estimate, Load, Rates, estimates, moves
 from rlightning.launch.sources import Sources, display, parse_yaml
 from rlightning.launch.validate import explain
 from rlightning.placement import Cluster, Node, Plan, Slot
@@ -194,14 +194,15 @@ def show_placement(
     console.print("\n[bold]memory[/], at least; activations, simulators and libraries come on top\n")
     console.print(_memory_table(config, plan, cluster, memory))
     console.print(
-        f"\n[bold]on more nodes like these[/], per update; an estimate at {rates.calls_per_s:g} calls per s, "
+        f"\n[bold]on more nodes like these[/], per update; an estimate at {rates.calls_per_s:g} calls/s, "
         f"{rates.link_gb_per_s:g} GB/s per link, {rates.memory_gb_per_s:g} GB/s of copies\n"
     )
     found = estimates(load, rates)
-    console.print(_scale_table(found))
-    console.print("\nwhere the bottleneck moves:")
+    for line in _scale_lines(found):
+        console.print(line, markup=False, soft_wrap=True)
+    console.print("where the bottleneck moves:")
     for line in moves(load, rates):
-        console.print(f"  {line}", markup=False)
+        console.print(f"  {line}", markup=False, soft_wrap=True)
 
 
 def _slots_table(plan: Plan, cluster: Cluster) -> Table:
@@ -298,29 +299,29 @@ def _counted(slots: Sequence[Slot]) -> str:
     return ", ".join(f"{roles.count(role)} {role}" for role in dict.fromkeys(roles))
 
 
-def _scale_table(found: Sequence[Any]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("weights")
-    columns: list[tuple[str, Callable[[Any], str]]] = [
-        ("nodes", lambda one: f"{one.nodes:,}"),
-        ("calls", lambda one: f"{one.calls:,}"),
-        ("by fragment", lambda one: f"{one.fragment_calls:,}"),
-        ("weights out", lambda one: readable(one.out_bytes)),
-        ("in", lambda one: readable(one.in_bytes)),
-        ("copied", lambda one: readable(one.copy_bytes)),
-        ("data in", lambda one: readable(one.data_bytes)),
-        ("gradients", lambda one: readable(one.gradient_bytes)),
-        ("at least", lambda one: f"{one.seconds[one.bottleneck]:.2g} s"),
-    ]
-    for name, _ in columns:
-        table.add_column(name, justify="right")
-    table.add_column("bottleneck")
-    last = ""
-    for one in found:
-        label = one.strategy if one.strategy != last else ""
-        last = one.strategy
-        table.add_row(label, *(write(one) for _, write in columns), one.bottleneck)
-    return table
+def _scale_lines(found: Sequence[Estimate]) -> list[str]:
+    """Write estimates in columns; lines of their own, since numbers must not be cut off on a narrow terminal."""
+    head = ("nodes", "calls", "fragments", "out", "in", "copies", "data in", "gradients", "bottleneck")
+    rows: dict[tuple[tuple[str, ...], ...], list[str]] = {}
+    for strategy in dict.fromkeys(one.strategy for one in found):
+        mine = tuple(_scale_row(one) for one in found if one.strategy == strategy)
+        rows.setdefault(mine, []).append(strategy)
+    widths = [max(len(row[place]) for row in (head, *(row for group in rows for row in group))) for place in range(9)]
+
+    def line(row: Sequence[str]) -> str:
+        *numbers, last = row
+        return "  ".join([*(f"{text:>{wide}}" for text, wide in zip(numbers, widths, strict=False)), last])
+
+    lines = []
+    for group, strategies in rows.items():
+        lines += [f"weights by {', '.join(strategies)}", line(head), *map(line, group), ""]
+    return lines
+
+
+def _scale_row(one: Estimate) -> tuple[str, ...]:
+    sizes = (one.out_bytes, one.in_bytes, one.copy_bytes, one.data_bytes, one.gradient_bytes)
+    counts = (f"{one.nodes:,}", f"{one.calls:,}", f"{one.fragment_calls:,}")
+    return (*counts, *map(readable, sizes), f"{one.bottleneck}: {one.seconds[one.bottleneck]:.3g} s")
 
 
 def readable(num_bytes: float) -> str:

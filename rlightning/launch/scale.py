@@ -78,7 +78,8 @@ class Estimate:
         copy_bytes: Weights that are copied within the busiest node.
         data_bytes: Collected data over the busiest link into a node.
         gradient_bytes: Gradients over the link of a node, each way.
-        seconds: What -> seconds at the assumed rates.
+        seconds: What -> seconds at the assumed rates: "calls" of the controller, "weights out" of a node and "weights
+            in", "copies" of weights within a node, "data in" and "gradients".
     """
 
     nodes: int
@@ -132,12 +133,12 @@ def estimate(load: Load, nodes: int, strategy: str, rates: Rates | None = None) 
     copy_bytes = max(copies.values(), default=0)
     link = rates.link_gb_per_s * 1e9
     seconds = {
-        "the controller's calls": calls / rates.calls_per_s,
-        "weights out of a learner's node": out_bytes / link,
-        "weights into a node": in_bytes / link,
-        "copies of weights in a node": copy_bytes / (rates.memory_gb_per_s * 1e9),
-        "data into a learner's node": data / link,
-        "gradients between learners": gradients / link,
+        "calls": calls / rates.calls_per_s,
+        "weights out": out_bytes / link,
+        "weights in": in_bytes / link,
+        "copies": copy_bytes / (rates.memory_gb_per_s * 1e9),
+        "data in": data / link,
+        "gradients": gradients / link,
     }
     return Estimate(nodes, strategy, calls, fragment_calls, out_bytes, in_bytes, copy_bytes, data, gradients, seconds)
 

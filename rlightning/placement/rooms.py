@@ -104,6 +104,9 @@ class Unit:
 
 
 def _sharers(members: Sequence[WorkerRequest]) -> list[tuple[int, ...]]:
+    """Say who share a device: places in ``members`` of those without a device are in no set."""
+    if len(members) == 1:
+        return [(0,)] if members[0].gpus else []
     sets: list[list[int]] = []
     set_of: dict[str, int] = {}
     for place, member in enumerate(members):
@@ -230,11 +233,6 @@ class Room:
         for name, amount in need.resources:
             whole.resources[name] -= amount
 
-    def load_with(self, need: Need) -> float:
-        """Give the part of the node that would be in use with one more unit: of its CPUs, or of its devices if more."""
-        cpus, gpus = self.total
-        load = 1 - (min(self.cpus, self.whole.cpus) - need.cpus) / cpus if cpus else 0.0
-        if need.devices and gpus:
-            left = sum(self.free[device] for device in self.devices) - sum(need.devices)
-            load = max(load, 1 - left / gpus)
-        return load
+    def left(self) -> tuple[int, int]:
+        """Count the CPUs and the parts of devices that are left."""
+        return min(self.cpus, self.whole.cpus), sum(self.free[device] for device in self.devices)

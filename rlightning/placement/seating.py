@@ -28,14 +28,14 @@ class Left:
 
 
 def spread(units: Sequence[Unit], rooms: Sequence[Room], pool: str) -> tuple[list[Seat], list[Left]]:
-    """Give units of one need places so that nodes are in use evenly, in relation to what they have.
+    """Give units of one need places so that all nodes are filled evenly, in relation to what was left on them.
 
     Neighbours get neighbouring places: nodes are chosen first, and then given out in order.
     """
     need = units[0].need
-    heap = [
-        (room.load_with(need), room.workers, place) for place, room in enumerate(rooms) if room.find(need) is not None
-    ]
+    found = {place: devices for place, room in enumerate(rooms) if (devices := room.find(need)) is not None}
+    left = {place: rooms[place].left() for place in found}
+    heap = [(_filled(need, left[place], left[place]), rooms[place].workers, place) for place in found]
     heapq.heapify(heap)
     chosen: dict[int, list[list[tuple[int, ...]]]] = {}
     for unit in units:
@@ -43,15 +43,23 @@ def spread(units: Sequence[Unit], rooms: Sequence[Room], pool: str) -> tuple[lis
             break
         place = heap[0][2]
         room = rooms[place]
+        room.take(need, found[place], len(unit.members))
+        chosen.setdefault(place, []).append(found[place])
         devices = room.find(need)
-        assert devices is not None
-        room.take(need, devices, len(unit.members))
-        chosen.setdefault(place, []).append(devices)
-        if room.find(need) is None:
+        if devices is None:
             heapq.heappop(heap)
         else:
-            heapq.heapreplace(heap, (room.load_with(need), room.workers, place))
+            found[place] = devices
+            heapq.heapreplace(heap, (_filled(need, left[place], room.left()), room.workers, place))
     return _hand_out(units, rooms, chosen, pool)
+
+
+def _filled(need: Need, before: tuple[int, int], now: tuple[int, int]) -> float:
+    """Give the part of what was left on a node that is in use with one more unit: of CPUs, or of devices if more."""
+    wanted = (need.cpus, sum(need.devices))
+    return max(
+        (start - here + more) / start if start else 0.0 for start, here, more in zip(before, now, wanted, strict=True)
+    )
 
 
 def pack(units: Sequence[Unit], rooms: Sequence[Room], pool: str) -> tuple[list[Seat], list[Left]]:

@@ -13,7 +13,7 @@ from tests.placement.makers import ENV_STRATEGIES, STRATEGIES, clusters, manual,
 
 ways = st.tuples(st.sampled_from(STRATEGIES), st.sampled_from(ENV_STRATEGIES))
 SETTINGS = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow]
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow]
 )
 
 

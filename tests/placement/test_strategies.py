@@ -13,8 +13,7 @@ def nodes_of(found, role):
 
 
 def test_default_spreads_evenly_and_neighbours_stay_together():
-    # 2 learners on 4 nodes: one each on n0 and n1, which are 1/16 in use then; 8 envs fill up evenly: the empty nodes
-    # first, 10 workers on 4 nodes are 3 + 3 + 2 + 2, of which n0 and n1 have one already.
+    # 2 learners on 4 nodes: one each on n0 and n1. 15 CPUs are left there, and 16 elsewhere: 8 envs fill them evenly.
     found = plan(nodes(4, gpus=0), [*workers("train", 2), *workers("env", 8)])
     assert nodes_of(found, "train") == ["n0", "n1"]
     assert nodes_of(found, "env") == ["n0", "n0", "n1", "n1", "n2", "n2", "n3", "n3"]
@@ -25,6 +24,13 @@ def test_spreading_goes_by_what_nodes_have():
     # 12 workers on 8 + 4 CPUs: 8 and 4.
     found = plan(Cluster((Node("big", 8), Node("small", 4))), workers("env", 12))
     assert nodes_of(found, "env") == ["big"] * 8 + ["small"] * 4
+
+
+def test_every_role_is_spread_evenly_whatever_others_take():
+    # 3 large envs leave 8 of 16 CPUs on n0, and 12 on n1. 4 eval policies are 2/8 and 2/12 of them; 3/12 is no less.
+    found = plan(nodes(2, gpus=0), [*workers("env", 3, cpus=4), *workers("eval", 4)])
+    assert nodes_of(found, "env") == ["n0", "n0", "n1"]
+    assert nodes_of(found, "eval") == ["n0", "n0", "n1", "n1"]
 
 
 def test_workers_that_ask_for_nothing_are_spread_too():
