@@ -179,12 +179,60 @@ class PlacementConfig(Section):
     """Who sits where."""
 
     mode: Literal["auto", "manual"] = "auto"
-    """Whether a strategy places the workers or resource pools do."""
-    strategy: Literal["default"] = "default"
-    """"default": Ray decides."""
-    env_strategy: Literal["default", "process-colocate"] = "default"
-    """How env workers sit relative to eval policies; "process-colocate": in their processes, and each process
-    collects all steps of an epoch by one call."""
+    """Whether ``strategy`` places the workers, or the pools of ``cluster.resource_pool`` do."""
+    strategy: Literal["default", "disaggregate", "colocate"] = "default"
+    """"default": Ray decides. "disaggregate": train policies and shards have nodes or devices of their own, and eval
+    policies and envs the others. "colocate": one pool of all nodes, in which eval policies share the device of their
+    train policy, or its node where their shares of a device do not fit together."""
+    env_strategy: Literal["default", "device-colocate", "node-affinity", "process-colocate"] = "default"
+    """How env workers sit relative to eval policies; env worker i belongs to eval policy i modulo their number.
+    "node-affinity": on its node. "device-colocate": on its GPU; on its node where there are no GPUs.
+    "process-colocate": in its process, and each process collects all steps of an epoch by one call."""
+
+
+class PoolConfig(Section):
+    """Nodes, or parts of them, and who lives there (``cluster.placement.mode: manual``).
+
+    A pool is a row of places, numbered through its nodes: a place is a GPU of the pool, and a CPU on a node of which
+    the pool has no GPU.
+    """
+
+    node_ids: list[str] = Field(default_factory=list)
+    """Nodes by their names; empty means the first ``num_nodes`` that no other pool has (pools choose in the order of
+    their names)."""
+    num_nodes: int | None = Field(None, ge=1)
+    """Number of nodes; null means all of ``node_ids``, or all that no other pool has."""
+    gpus_per_node: int | None = Field(None, ge=0)
+    """GPUs of each node, the first ones that no other pool has; null means all of the node."""
+    cpus_per_node: float | None = Field(None, gt=0)
+    """CPUs of each node; null means all of the node."""
+    shares_with: list[str] = Field(default_factory=list)
+    """Pools that may have the same GPUs. Without it, a node is in two pools only where both say how many GPUs and CPUs
+    of it they have."""
+    components: dict[Literal["train", "eval", "buffer", "env", "eval_env"], str] = Field(default_factory=dict)
+    """Component -> places of its workers: "0-7, 8-15", or "all" to have them spread. With as many
+    items as workers each worker has one item; otherwise the places are shared out evenly, in order. A component is in
+    one pool. Shards that are in none sit beside their train policies, evaluation envs in the pool of the envs, and envs
+    that belong to an eval policy beside it."""
+
+
+class NeedsConfig(Section):
+    """What a worker needs besides CPUs and GPUs."""
+
+    memory_gb: float = Field(0.0, ge=0)
+    """Host memory in GB (10^9 bytes)."""
+    resources: dict[str, float] = Field(default_factory=dict)
+    """Custom resources of the cluster: name -> amount."""
+
+
+class WorkerNeedsConfig(Section):
+    """What each worker needs besides CPUs and GPUs."""
+
+    train: NeedsConfig = NeedsConfig()
+    eval: NeedsConfig = NeedsConfig()
+    buffer: NeedsConfig = NeedsConfig()
+    env: NeedsConfig = NeedsConfig()
+    eval_env: NeedsConfig = NeedsConfig()
 
 
 class ClusterConfig(Section):
@@ -196,8 +244,9 @@ class ClusterConfig(Section):
     """Train policies (learners), which train data parallel."""
     eval_worker_num: int = Field(1, ge=1)
     """Eval policies (actors)."""
-    buffer_worker_num: int = Field(1, ge=1)
-    """Shards of the data buffer; each takes a block of the env workers and gives to a block of the train policies."""
+    buffer_worker_num: Annotated[int, Field(ge=1)] | Literal["auto"] = 1
+    """Shards of the data buffer; each takes a block of the env workers and gives to a block of the train policies.
+    "auto": one per node with train policies, and never more than train policies or env workers."""
     remote_train: bool = False
     """Train policies are processes of their own."""
     remote_eval: bool = False
@@ -215,8 +264,9 @@ class ClusterConfig(Section):
     call_timeout_s: float = Field(600.0, gt=0)
     """Seconds that one call on a worker may take."""
     placement: PlacementConfig = PlacementConfig()
-    resource_pool: FreeForm = Field(default_factory=dict)
-    """Pools of resources for manual placement."""
+    resource_pool: dict[str, PoolConfig] = Field(default_factory=dict)
+    """Pools of resources for manual placement, by name."""
+    needs: WorkerNeedsConfig = WorkerNeedsConfig()
 
     @property
     def any_remote(self) -> bool:

@@ -1,7 +1,9 @@
-"""Who belongs to whom: blocks of neighbours, so that the order of all is kept."""
+"""Who belongs to whom: blocks of neighbours, so that the order of all is kept, and on several nodes by node."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 
@@ -21,3 +23,118 @@ def blocks(count: int, parts: int) -> list[range]:
     short, longer = divmod(count, parts)
     starts = [place * short + min(place, longer) for place in range(parts + 1)]
     return [range(start, stop) for start, stop in pairwise(starts)]
+
+
+@dataclass(frozen=True, slots=True)
+class BufferRoutes:
+    """Ways of collected data.
+
+    Attributes:
+        env_shards: For each env worker the shard that takes its data.
+        learner_shards: For each train policy the shard that gives it data.
+    """
+
+    env_shards: tuple[int, ...]
+    learner_shards: tuple[int, ...]
+
+
+def routes_by_node(env_nodes: Sequence[str], shard_nodes: Sequence[str], learner_nodes: Sequence[str]) -> BufferRoutes:
+    """Route data so that as little of it as can be crosses nodes, and learners get equally much.
+
+    A train policy gets its data from a shard of its node where there is one. Shards take as many env workers as they
+    serve train policies, in proportion, those of their own node first. On a single node the routes are ``blocks``.
+
+    Args:
+        env_nodes: The node of each env worker.
+        shard_nodes: The node of each shard.
+        learner_nodes: The node of each train policy.
+
+    Raises:
+        ValueError: If there are fewer env workers or train policies than shards.
+
+    >>> routes_by_node(["b", "a", "b", "a"], ["a", "b"], ["a", "b"])
+    BufferRoutes(env_shards=(1, 0, 1, 0), learner_shards=(0, 1))
+    """
+    shards = len(shard_nodes)
+    if min(len(env_nodes), len(learner_nodes)) < shards:
+        raise ValueError(
+            f"{shards} shards for {len(env_nodes)} env workers and {len(learner_nodes)} train policies: each needs one "
+            f"of both"
+        )
+    groups: dict[str, list[int]] = {}
+    for shard, node in enumerate(shard_nodes):
+        groups.setdefault(node, []).append(shard)
+    learners = _learners_of(groups, learner_nodes)
+    quotas = _quotas(len(env_nodes), {node: (len(learners[node]), len(owned)) for node, owned in groups.items()})
+    envs = _fill(env_nodes, quotas)
+    return BufferRoutes(
+        _spread(envs, groups, len(env_nodes)),
+        _spread(learners, groups, len(learner_nodes)),
+    )
+
+
+def _learners_of(groups: Mapping[str, Sequence[int]], learner_nodes: Sequence[str]) -> dict[str, list[int]]:
+    """Say which train policies get their data on which node of shards: on their own, else where the fewest do."""
+    learners: dict[str, list[int]] = {node: [] for node in groups}
+    waiting = []
+    for learner, node in enumerate(learner_nodes):
+        if node in groups:
+            learners[node].append(learner)
+        else:
+            waiting.append(learner)
+    for learner in waiting:
+        emptiest = min(groups, key=lambda node: len(learners[node]) / len(groups[node]))
+        learners[emptiest].append(learner)
+    for node, owned in groups.items():
+        # A shard without a train policy would keep its data for itself.
+        while len(learners[node]) < len(owned):
+            giver = max(groups, key=lambda other: len(learners[other]) - len(groups[other]))
+            learners[node].append(learners[giver].pop())
+    return {node: sorted(found) for node, found in learners.items()}
+
+
+def _quotas(count: int, groups: Mapping[str, tuple[int, int]]) -> dict[str, int]:
+    """Share out env workers in proportion to train policies, at least one for each shard.
+
+    Args:
+        count: How many env workers.
+        groups: Node -> its train policies and its shards.
+    """
+    total = sum(learners for learners, _ in groups.values())
+    quotas = {node: max(shards, count * learners // total) for node, (learners, shards) in groups.items()}
+
+    def lacks(node: str) -> float:
+        return count * groups[node][0] / total - quotas[node]
+
+    while sum(quotas.values()) < count:
+        quotas[max(groups, key=lacks)] += 1
+    while sum(quotas.values()) > count:
+        quotas[min((node for node in groups if quotas[node] > groups[node][1]), key=lacks)] -= 1
+    return quotas
+
+
+def _fill(env_nodes: Sequence[str], quotas: Mapping[str, int]) -> dict[str, list[int]]:
+    """Give each node of shards its number of env workers, its own ones first."""
+    taken: dict[str, list[int]] = {node: [] for node in quotas}
+    others = []
+    for env, node in enumerate(env_nodes):
+        if node in quotas and len(taken[node]) < quotas[node]:
+            taken[node].append(env)
+        else:
+            others.append(env)
+    for node, quota in quotas.items():
+        missing = quota - len(taken[node])
+        taken[node] += others[:missing]
+        others = others[missing:]
+    return {node: sorted(found) for node, found in taken.items()}
+
+
+def _spread(members: Mapping[str, Sequence[int]], groups: Mapping[str, Sequence[int]], count: int) -> tuple[int, ...]:
+    """Give the members of each node to its shards in blocks."""
+    chosen = [0] * count
+    for node, owned in groups.items():
+        found = members[node]
+        for shard, block in zip(owned, blocks(len(found), len(owned)), strict=True):
+            for place in block:
+                chosen[found[place]] = shard
+    return tuple(chosen)

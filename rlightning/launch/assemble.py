@@ -282,8 +282,9 @@ def _with_guests(config: Config, hosts: list[WorkerSpec]) -> list[WorkerSpec]:
     """Add to eval policies what the env workers in their processes need."""
     cpus, gpus = [spec.num_cpus for spec in hosts], [spec.num_gpus for spec in hosts]
     for env_id, kind in enumerate(_env_kinds(config)):
-        cpus[host_of(config, env_id)] += kind.num_cpus
-        gpus[host_of(config, env_id)] += kind.num_gpus
+        host = host_of(config, env_id)
+        cpus[host] = max(cpus[host], kind.num_cpus)  # those of one process take turns
+        gpus[host] += kind.num_gpus
     return [replace(spec, num_cpus=cpu, num_gpus=gpu) for spec, cpu, gpu in zip(hosts, cpus, gpus, strict=True)]
 
 
@@ -305,6 +306,8 @@ def _buffer_specs(config: Config) -> list[WorkerSpec]:
     num_envs = [kind.num_envs for kind in _env_kinds(config)]
     capacity = config.buffer.capacity or config.train.max_rollout_steps
     storage = lookup("buffer", config.buffer.type)
+    # One shard per node with train policies: without a plan of several nodes, one.
+    shards = 1 if config.cluster.buffer_worker_num == "auto" else config.cluster.buffer_worker_num
     return [
         WorkerSpec(
             BufferShard,
@@ -312,5 +315,5 @@ def _buffer_specs(config: Config) -> list[WorkerSpec]:
             f"buffer[{index}]",
             config.cluster.remote_storage,
         )
-        for index, block in enumerate(blocks(len(num_envs), config.cluster.buffer_worker_num))
+        for index, block in enumerate(blocks(len(num_envs), shards))
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -15,9 +16,21 @@ from rich.table import Table
 
 from rlightning.config import Config
 from rlightning.env.env_worker import EnvWorker
+from rlightning.errors import PlacementError
 from rlightning.launch.assemble import WorkerPlan, plan_workers
+from rlightning.launch.check_placement import (
+    load_of,
+    machine_at_hand,
+    memory_of,
+    read_cluster,
+    readable,
+    show_placement,
+)
 from rlightning.launch.load import LoadedConfig
+from rlightning.launch.place import plan_placement, with_shards
+from rlightning.launch.scale import Rates
 from rlightning.observability.run_folder import to_yaml
+from rlightning.placement import Cluster
 from rlightning.policy.base_policy import BasePolicy, PolicyRole
 from rlightning.registry import lookup
 from rlightning.runtime.spawn import WorkerSpec
@@ -25,7 +38,6 @@ from rlightning.types import EnvMeta
 from rlightning.types.tree import tree_leaves
 from rlightning.weights.topology import transport
 
-_UNITS = ("B", "kB", "MB", "GB", "TB")
 _COLUMN_BYTES = 4 + 3 + 8
 """Reward (float32), three flags, and the version (int64) of one transition."""
 
@@ -65,14 +77,24 @@ class Flow:
     num_bytes: int
 
 
-def show_plan(loaded: LoadedConfig, console: Console) -> None:
+def show_plan(loaded: LoadedConfig, console: Console, cluster_file: Path | None = None) -> None:
     """Print all about a configuration; one env and one policy are built here to learn their sizes, nothing else.
 
+    Args:
+        loaded: The configuration.
+        console: Where to print.
+        cluster_file: A described cluster; None means this machine, where a Ray of the run's own would start.
+
     Raises:
-        ConfigError: If an env cannot be built as it is configured.
+        ConfigError: If an env cannot be built as it is configured, or the cluster is not described as it should be.
+        PlacementError: If the workers do not fit.
         UnsupportedSpace: If the policy cannot serve the env.
     """
-    config, plan = loaded.config, plan_workers(loaded.config)
+    described = None if cluster_file is None else read_cluster(cluster_file)
+    config = loaded.config
+    cluster = described[0] if described else machine_at_hand(config) if _starts_here(config) else None
+    config = config if cluster is None else with_shards(config, cluster)
+    plan = plan_workers(config)
     meta = env_meta(plan)
     sizes = measure(config, meta)
     console.print(f"[bold]configuration[/] of {escape(loaded.preset)}\n")
@@ -83,6 +105,40 @@ def show_plan(loaded: LoadedConfig, console: Console) -> None:
     console.print(_flows_table(flows(config, plan, sizes)))
     console.print("\n[bold]sizes[/]\n")
     console.print(_sizes_table(config, meta, sizes))
+    if cluster is not None and config.cluster.any_remote:
+        rates = Rates(link_gb_per_s=described[1].network_gb_per_s) if described else Rates()
+        _show_placement(config, cluster, sizes, rates, console, described=described is not None)
+    elif config.cluster.any_remote:
+        console.print(
+            f"\nWho sits where depends on the cluster at {config.cluster.ray_address}: describe it in a file, and "
+            f"give it with --cluster.",
+            markup=False,
+            soft_wrap=True,
+        )
+
+
+def _starts_here(config: Config) -> bool:
+    return config.cluster.any_remote and config.cluster.ray_address == "local"
+
+
+def _show_placement(
+    config: Config, cluster: Cluster, sizes: Sizes, rates: Rates, console: Console, *, described: bool
+) -> None:
+    try:
+        placed = plan_placement(config, cluster)
+    except PlacementError as error:
+        hint = "" if described else "\nThat is this machine; another cluster can be described with --cluster."
+        raise PlacementError(f"{error}{hint}") from None
+    memory = memory_of(config, sizes.weights, sizes.parameters, _transition_bytes(sizes))
+    step_bytes = sizes.observation + sizes.action + _COLUMN_BYTES
+    options = lookup("policy", config.policy.type).AlgoOptions
+    passes = getattr(options.model_validate(config.policy.algo_cfg), "update_epochs", 1) if options else 1
+    load = load_of(config, placed, sizes.weights, sizes.parameters, step_bytes, passes)
+    show_placement(config, placed, cluster, memory, load, rates, console)
+
+
+def _transition_bytes(sizes: Sizes) -> int:
+    return 2 * sizes.observation + sizes.action + _COLUMN_BYTES
 
 
 def env_meta(plan: WorkerPlan) -> EnvMeta:
@@ -122,7 +178,7 @@ def space_bytes(space: gym.Space[Any]) -> int:
 def flows(config: Config, plan: WorkerPlan, sizes: Sizes) -> list[Flow]:
     """List what travels in one epoch."""
     rows = config.train.max_rollout_steps * config.num_envs
-    transition = 2 * sizes.observation + sizes.action + _COLUMN_BYTES
+    transition = _transition_bytes(sizes)
     envs, actors, learners, shards = (_names(part) for part in (plan.env, plan.eval, plan.train, plan.buffer))
 
     def flow(what: str, sender: str, sent: list[WorkerSpec], receiver: str, got: list[WorkerSpec], size: int) -> Flow:
@@ -210,16 +266,3 @@ def _sizes_table(config: Config, meta: EnvMeta, sizes: Sizes) -> Table:
     ):
         table.add_row(label, escape(text))
     return table
-
-
-def readable(num_bytes: float) -> str:
-    """Write a number of bytes with a unit.
-
-    >>> readable(1234567)
-    '1.23 MB'
-    """
-    for unit in _UNITS:
-        if num_bytes < 1000 or unit == _UNITS[-1]:
-            return f"{num_bytes:.3g} {unit}"
-        num_bytes /= 1000
-    raise AssertionError("the last unit takes any size")

@@ -142,20 +142,30 @@ def evaluate(
 
 
 @app.command()
-def check(preset: _Preset, overrides: _Overrides = None, config_dir: _ConfigDir = None) -> None:
+def check(
+    preset: _Preset,
+    overrides: _Overrides = None,
+    config_dir: _ConfigDir = None,
+    cluster: Annotated[
+        Path | None, typer.Option("--cluster", help="File that describes a cluster; it need not exist.")
+    ] = None,
+) -> None:
     """Validate a configuration and show what it would do; nothing is started.
 
-    Prints the resolved configuration, who would run where, what would be sent to whom, and the sizes of it.
+    Prints the resolved configuration, who would run where, what would be sent to whom, and the sizes of it; where
+    workers are processes of their own also who sits on which node and device, and what more nodes would cost.
 
     For example:
 
         rlightning check ppo_cartpole cluster=ray env.num_workers=4
+
+        rlightning check ppo_cartpole cluster=ray env.num_workers=4 --cluster nodes.yaml
     """
     with _exit_codes():
         from rlightning.launch.check import show_plan
         from rlightning.launch.load import load_config
 
-        show_plan(load_config(preset, overrides or [], config_dir), _console())
+        show_plan(load_config(preset, overrides or [], config_dir, plan_only=True), _console(), cluster)
 
 
 @app.command()

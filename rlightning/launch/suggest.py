@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import get_args
+from typing import get_args, get_origin
 
 from pydantic import BaseModel
 
@@ -54,7 +54,23 @@ def options(section: type[BaseModel] = Config, path: str = "") -> Iterator[str]:
             yield from options(inner, option)
 
 
-def nearest_option(path: str, extra: Iterable[str] = ()) -> str:
+def schema_path_of(path: str, model: type[BaseModel] = Config) -> str:
+    """Write a dotted path without the indices of lists, and without the names that users give to sections.
+
+    >>> schema_path_of("env.0.name"), schema_path_of("cluster.resource_pool.mine.num_nodes")
+    ('env.name', 'cluster.resource_pool.num_nodes')
+    """
+    parts: list[str] = []
+    named = {option for option in options(model) if _holds_named_sections(option, model)}
+    skip = False
+    for part in path.split("."):
+        if not part.isdigit() and not skip:
+            parts.append(part)
+        skip = not skip and join(*parts) in named
+    return join(*parts)
+
+
+def nearest_option(path: str, extra: Iterable[str] = (), model: type[BaseModel] = Config) -> str:
     """Find the valid option that is most like an unknown one; empty if none is.
 
     A name in the same section is preferred; the same or nearly the same name in another section comes next.
@@ -62,13 +78,14 @@ def nearest_option(path: str, extra: Iterable[str] = ()) -> str:
     Args:
         path: Dotted path of what is unknown, without indices of lists.
         extra: Valid options that the configuration classes do not know, such as those of the algorithm.
+        model: The class of the whole configuration.
 
     >>> nearest_option("buffer.batch_size"), nearest_option("polcy"), nearest_option("train.learning_rat")
     ('train.batch_size', 'policy', 'train.lr')
     """
     section, _, name = path.rpartition(".")
     best, best_score = "", 0.0
-    for option in (*options(), *extra):
+    for option in (*options(model), *extra):
         option_section, _, option_name = option.rpartition(".")
         likeness = max(_likeness(name, known) for known in (option_name, *_names_elsewhere(option_name)))
         same = option_section == section
@@ -85,6 +102,15 @@ def nearest_name(name: str, known: Iterable[str]) -> str:
     'simple'
     """
     return next(iter(difflib.get_close_matches(str(name), list(known), n=1)), "")
+
+
+def _holds_named_sections(option: str, model: type[BaseModel]) -> bool:
+    section: type[BaseModel] = model
+    *outer, name = option.split(".")
+    for part in outer:
+        section = next(_sections(section.model_fields[part].annotation))
+    annotation = section.model_fields[name].annotation
+    return get_origin(annotation) is dict and any(True for _ in _sections(annotation))
 
 
 def _likeness(left: str, right: str) -> float:

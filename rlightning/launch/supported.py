@@ -9,7 +9,7 @@ import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rlightning.config import Config
+from rlightning.config import Config, WorkerNeedsConfig
 from rlightning.errors import Problem
 
 
@@ -26,17 +26,12 @@ def _shares_processes(config: Config) -> bool:
     return config.cluster.placement.env_strategy == "process-colocate"
 
 
+def _shards(config: Config) -> int:
+    """Count the shards that are asked for; "auto" never asks for too many."""
+    return 1 if config.cluster.buffer_worker_num == "auto" else config.cluster.buffer_worker_num
+
+
 _NOT_YET = (
-    _Rule(
-        "cluster.placement.mode",
-        lambda config: config.cluster.placement.mode == "manual",
-        "manual placement is not in this version; use auto",
-    ),
-    _Rule(
-        "cluster.resource_pool",
-        lambda config: bool(config.cluster.resource_pool),
-        "resource pools are not in this version; remove it",
-    ),
     _Rule(
         "buffer.auto_truncate_episode",
         lambda config: not config.buffer.auto_truncate_episode,
@@ -44,7 +39,69 @@ _NOT_YET = (
     ),
 )
 
+_PLANNED_ONLY = (
+    _Rule(
+        "cluster.placement.mode",
+        lambda config: config.cluster.placement.mode == "manual",
+        "manual placement is not in this version; use auto ('rlightning check' shows the plan)",
+    ),
+    _Rule(
+        "cluster.placement.strategy",
+        lambda config: config.cluster.placement.strategy != "default",
+        "placement by a strategy is not in this version; use default ('rlightning check' shows the plan)",
+    ),
+    _Rule(
+        "cluster.placement.env_strategy",
+        lambda config: config.cluster.placement.env_strategy != "default",
+        "envs beside their policies are not in this version; use default ('rlightning check' shows the plan)",
+    ),
+    _Rule(
+        "cluster.resource_pool",
+        lambda config: bool(config.cluster.resource_pool),
+        "resource pools are not in this version; remove it ('rlightning check' shows the plan)",
+    ),
+    _Rule(
+        "cluster.needs",
+        lambda config: config.cluster.needs != WorkerNeedsConfig(),
+        "reserving memory and custom resources is not in this version; remove it ('rlightning check' shows the plan)",
+    ),
+    _Rule(
+        "cluster.buffer_worker_num",
+        lambda config: (
+            config.cluster.buffer_worker_num == "auto"
+            and config.cluster.any_remote
+            and config.cluster.ray_address != "local"
+        ),
+        "auto is not in this version on a running cluster; write a number ('rlightning check' shows the plan)",
+    ),
+)
+"""What is planned and shown, and not yet applied."""
+
 _CONTRADICTIONS = (
+    _Rule(
+        "cluster.placement.env_strategy",
+        lambda config: (
+            config.cluster.placement.env_strategy != "default"
+            and config.cluster.remote_env != config.cluster.remote_eval
+        ),
+        "env workers and eval policies must both be processes of their own, or neither; set cluster.remote_env and "
+        "cluster.remote_eval alike",
+    ),
+    _Rule(
+        "cluster.placement.strategy",
+        lambda config: config.cluster.is_colocated and config.cluster.placement.strategy == "disaggregate",
+        "colocated policies share their place; use colocate, or set cluster.is_colocated to false",
+    ),
+    _Rule(
+        "cluster.placement.mode",
+        lambda config: config.cluster.placement.mode == "manual" and not config.cluster.resource_pool,
+        "manual placement is by pools; add cluster.resource_pool, or use auto",
+    ),
+    _Rule(
+        "cluster.resource_pool",
+        lambda config: config.cluster.placement.mode == "auto" and bool(config.cluster.resource_pool),
+        "pools are for manual placement; set cluster.placement.mode to manual, or remove them",
+    ),
     _Rule(
         "policy.weight_buffer.buffer_strategy",
         lambda config: config.cluster.is_colocated and config.policy.weight_buffer.buffer_strategy != "None",
@@ -70,18 +127,13 @@ _CONTRADICTIONS = (
     ),
     _Rule(
         "cluster.buffer_worker_num",
-        lambda config: config.cluster.buffer_worker_num > config.cluster.train_worker_num,
+        lambda config: _shards(config) > config.cluster.train_worker_num,
         "more than cluster.train_worker_num: a shard gives its data to one train policy or more; lower it",
     ),
     _Rule(
         "cluster.buffer_worker_num",
-        lambda config: config.cluster.buffer_worker_num > config.num_env_workers,
+        lambda config: _shards(config) > config.num_env_workers,
         "more than there are env workers: some shards would stay empty; lower it, or raise env.num_workers",
-    ),
-    _Rule(
-        "cluster.placement.env_strategy",
-        lambda config: _shares_processes(config) and config.cluster.remote_env != config.cluster.remote_eval,
-        "env workers live where their eval policies do; set cluster.remote_env and cluster.remote_eval alike",
     ),
     _Rule(
         "cluster.eval_worker_num",
@@ -112,9 +164,14 @@ _CONTRADICTIONS = (
 )
 
 
-def not_yet(config: Config) -> list[Problem]:
-    """List what is asked for and not in this version."""
-    return _refused(_NOT_YET, config)
+def not_yet(config: Config, *, plan_only: bool = False) -> list[Problem]:
+    """List what is asked for and not in this version.
+
+    Args:
+        config: The configuration.
+        plan_only: Whether it is just to be shown, and not to be run.
+    """
+    return _refused(_NOT_YET if plan_only else (*_NOT_YET, *_PLANNED_ONLY), config)
 
 
 def contradictions(config: Config) -> list[Problem]:

@@ -14,7 +14,7 @@ from rlightning import registry
 from rlightning.config import Config
 from rlightning.errors import Problem
 from rlightning.launch.sources import join
-from rlightning.launch.suggest import nearest_name, nearest_option, options
+from rlightning.launch.suggest import nearest_name, nearest_option, options, schema_path_of
 from rlightning.launch.supported import contradictions, not_yet
 
 _SECTIONS = {"policy.model_cfg": "ModelOptions", "policy.algo_cfg": "AlgoOptions"}
@@ -40,8 +40,12 @@ _LONGEST_VALUE = 60
 _PLACEHOLDER = "unnamed"
 
 
-def validate(tree: dict[str, Any]) -> tuple[Config | None, list[Problem]]:
+def validate(tree: dict[str, Any], *, plan_only: bool = False) -> tuple[Config | None, list[Problem]]:
     """Validate a composed configuration; the user's modules are loaded already.
+
+    Args:
+        tree: The configuration.
+        plan_only: Whether it is just to be shown, and not to be run.
 
     Returns:
         The configuration (None if there are problems), and the problems.
@@ -51,12 +55,12 @@ def validate(tree: dict[str, Any]) -> tuple[Config | None, list[Problem]]:
         config: Config | None = Config.model_validate(tree)
         problems: list[Problem] = []
     except ValidationError as error:
-        problems = list(_explain(error.errors(), tree, extra))
+        problems = list(explain(error.errors(), tree, extra))
         config = None
     usable = config or _without_the_wrong_parts(tree)
     if usable is not None:
         problems += _names(usable, tree)
-        problems += not_yet(usable)
+        problems += not_yet(usable, plan_only=plan_only)
     if config is not None:
         problems += contradictions(config)
     problems += _policy_options(tree, extra)
@@ -84,18 +88,31 @@ def _policy_options(tree: Mapping[str, Any], extra: Sequence[str]) -> Iterator[P
         try:
             model.model_validate(given)
         except ValidationError as error:
-            yield from _explain(error.errors(), given, extra, path)
+            yield from explain(error.errors(), given, extra, path)
 
 
-def _explain(
-    errors: Sequence[ErrorDetails], tree: Mapping[str, Any], extra: Sequence[str], section: str = ""
+def explain(
+    errors: Sequence[ErrorDetails],
+    tree: Mapping[str, Any],
+    extra: Sequence[str] = (),
+    section: str = "",
+    model: type[BaseModel] = Config,
 ) -> Iterator[Problem]:
+    """Say of each option of a tree what is wrong with it.
+
+    Args:
+        errors: What pydantic found.
+        tree: The options.
+        extra: Options that the model does not know.
+        section: Dotted path of the tree.
+        model: What the options belong to.
+    """
     seen: set[str] = set()
     for error in errors:
         path = join(section, *_location(error, tree))
         if path not in seen:
             seen.add(path)
-            yield _problem(path, error, extra)
+            yield _problem(path, error, extra, model)
 
 
 def _location(error: ErrorDetails, tree: Any) -> list[str | int]:
@@ -114,10 +131,10 @@ def _location(error: ErrorDetails, tree: Any) -> list[str | int]:
     return parts
 
 
-def _problem(path: str, error: ErrorDetails, extra: Sequence[str]) -> Problem:
+def _problem(path: str, error: ErrorDetails, extra: Sequence[str], model: type[BaseModel]) -> Problem:
     kind, value = error["type"], error["input"]
     if kind == "extra_forbidden":
-        return _unknown(path, extra)
+        return _unknown(path, extra, model)
     if kind == "missing":
         return Problem(path, "needs a value")
     context = error.get("ctx", {})
@@ -133,21 +150,17 @@ def _problem(path: str, error: ErrorDetails, extra: Sequence[str]) -> Problem:
     return Problem(path, f"{message}, got {shown}{hint}", suggestion=nearest_name(str(value), expected))
 
 
-def _unknown(path: str, extra: Sequence[str]) -> Problem:
-    schema_path = _without_indices(path)
+def _unknown(path: str, extra: Sequence[str], model: type[BaseModel]) -> Problem:
+    schema_path = schema_path_of(path, model)
     section, _, _ = schema_path.rpartition(".")
-    nearest = nearest_option(schema_path, extra)
+    nearest = nearest_option(schema_path, extra, model)
     if nearest:
         nearest_section, _, name = nearest.rpartition(".")
         here = path.rpartition(".")[0]
         return Problem(path, "no such option", suggestion=join(here, name) if nearest_section == section else nearest)
-    siblings = [option for option in (*options(), *extra) if option.rpartition(".")[0] == section]
+    siblings = [option for option in (*options(model), *extra) if option.rpartition(".")[0] == section]
     known = ", ".join(option.rpartition(".")[2] for option in siblings)
     return Problem(path, f"no such option; {section or 'the configuration'} has {known}")
-
-
-def _without_indices(path: str) -> str:
-    return join(*(part for part in path.split(".") if not part.isdigit()))
 
 
 def _without_the_wrong_parts(tree: dict[str, Any]) -> Config | None:

@@ -117,13 +117,16 @@ def test_unknown_names_are_reported_beside_all_else() -> None:
     ("override", "word"),
     [
         ("cluster.placement.mode=manual", "manual placement"),
-        ("cluster.resource_pool.a=1", "resource pools"),
+        ("cluster.placement.strategy=colocate", "placement by a strategy"),
+        ("cluster.placement.env_strategy=node-affinity", "envs beside"),
+        ("cluster.resource_pool.a.num_nodes=1", "resource pools"),
+        ("cluster.needs.env.memory_gb=1.0", "reserving memory"),
     ],
 )
 def test_what_this_version_does_not_do_is_refused_by_name(override: str, word: str) -> None:
     # A typo elsewhere does not hide it.
     found = problems_of("ppo_cartpole", override, "train.foo=1")
-    path = override.partition("=")[0].removesuffix(".a")
+    path = override.partition("=")[0].removesuffix(".a.num_nodes").removesuffix(".env.memory_gb")
     assert set(found) == {path, "train.foo"}
     assert word in found[path].message
     assert "not in this version" in found[path].message
@@ -138,6 +141,14 @@ def test_options_that_contradict_each_other_are_refused() -> None:
     assert "more than there are env workers" in found.message
     found = problems_of("ppo_cartpole", "cluster.buffer_worker_num=2", "env.num_workers=2")["cluster.buffer_worker_num"]
     assert "more than cluster.train_worker_num" in found.message
+
+
+def test_pools_are_checked_as_strictly_as_all_else() -> None:
+    pool = "cluster.resource_pool.mine"
+    found = problems_of("ppo_cartpole", f"{pool}.num_node=1", f"{pool}.components.trian=all", "cluster.needs.evn={}")
+    assert found[f"{pool}.num_node"].suggestion == f"{pool}.num_nodes"
+    assert found[f"{pool}.components.trian"].suggestion == "train"
+    assert found["cluster.needs.evn"].suggestion == "cluster.needs.env"
 
 
 def test_a_missing_value_is_named_with_the_section_that_lacks_it(folder: Path) -> None:
