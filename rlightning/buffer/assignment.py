@@ -37,6 +37,26 @@ class BufferRoutes:
     env_shards: tuple[int, ...]
     learner_shards: tuple[int, ...]
 
+    def envs_of(self, shard: int) -> list[int]:
+        """List the env workers of a shard in their order."""
+        return [env for env, owner in enumerate(self.env_shards) if owner == shard]
+
+
+def routes_in_order(num_env_workers: int, num_shards: int, num_learners: int) -> BufferRoutes:
+    """Route data by blocks of neighbours, so that the order of all is kept.
+
+    Raises:
+        ValueError: If there is no shard.
+
+    >>> routes_in_order(3, 2, 2)
+    BufferRoutes(env_shards=(0, 0, 1), learner_shards=(0, 1))
+    """
+    return BufferRoutes(_owners(num_env_workers, num_shards), _owners(num_learners, num_shards))
+
+
+def _owners(count: int, parts: int) -> tuple[int, ...]:
+    return tuple(part for part, block in enumerate(blocks(count, parts)) for _ in block)
+
 
 def routes_by_node(env_nodes: Sequence[str], shard_nodes: Sequence[str], learner_nodes: Sequence[str]) -> BufferRoutes:
     """Route data so that as little of it as can be crosses nodes, and learners get equally much.

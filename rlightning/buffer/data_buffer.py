@@ -7,7 +7,7 @@ from typing import Any
 
 from tensordict import TensorDict
 
-from rlightning.buffer.assignment import blocks
+from rlightning.buffer.assignment import BufferRoutes, routes_in_order
 from rlightning.buffer.shard import BufferShard
 from rlightning.runtime import Future, JointFuture, WorkerHandle, as_handle, gather
 from rlightning.types import BatchedData, EnvRet, PolicyResponse
@@ -27,6 +27,7 @@ class DataBuffer:
         *,
         num_env_workers: int | None = None,
         num_learners: int | None = None,
+        routes: BufferRoutes | None = None,
         call_timeout_s: float | None = None,
         on_close: Callable[[], None] | None = None,
     ) -> None:
@@ -34,8 +35,10 @@ class DataBuffer:
 
         Args:
             shards: ``BufferShard`` objects or Ray actor handles of them, in the order of their env workers.
-            num_env_workers: Env workers of all shards, which have them in ``blocks``; a single shard has all.
-            num_learners: Train policies, to which shards give in ``blocks``; None means one per shard.
+            num_env_workers: Env workers of all shards.
+            num_learners: Train policies; None means one per shard.
+            routes: Which env workers a shard has, and to which train policies it gives; None means blocks of
+                neighbours.
             call_timeout_s: Seconds that one call on a shard may take; None is no limit.
             on_close: Called once by ``close``, to end the processes of the shards.
 
@@ -50,9 +53,10 @@ class DataBuffer:
         if learners < len(shards):
             raise ValueError(f"{len(shards)} shards for {learners} train policies: each needs one to give its data to")
         self._shards = [as_handle(shard, f"buffer[{index}]") for index, shard in enumerate(shards)]
-        owned = blocks(num_env_workers, len(shards)) if num_env_workers is not None and len(shards) > 1 else []
-        self._owners = [shard for shard, block in zip(self._shards, owned, strict=False) for _ in block]
-        self._num_learners = learners
+        if routes is None:
+            routes = routes_in_order(num_env_workers or 0, len(shards), learners)
+        self._owners = [self._shards[shard] for shard in routes.env_shards] if len(shards) > 1 else []
+        self._learner_shards = routes.learner_shards
         self._timeout_s = call_timeout_s
         self._on_close = on_close
 
@@ -127,17 +131,22 @@ class DataBuffer:
         Raises:
             ValueError: If there are fewer of them than shards.
         """
-        learners = self._num_learners if num_learners is None else num_learners
-        if learners < len(self._shards):
-            raise ValueError(f"{len(self._shards)} shards for {learners} train policies: each needs one for its data")
-        pieces: list[Future[TensorDict]] = []
-        for shard, block in zip(self._shards, blocks(learners, len(self._shards)), strict=True):
-            count = len(block)
-            if count == 1:
-                pieces.append(shard.call(BufferShard.sample))
-            else:
-                pieces += shard.call_split(count, BufferShard.sample_pieces, count)
-        return pieces
+        owners = self._learner_shards
+        if num_learners is not None and num_learners != len(owners):
+            if num_learners < len(self._shards):
+                raise ValueError(
+                    f"{len(self._shards)} shards for {num_learners} train policies: each needs one for its data"
+                )
+            owners = routes_in_order(0, len(self._shards), num_learners).learner_shards
+        held = [self._sample(shard, owners.count(index)) for index, shard in enumerate(self._shards)]
+        pieces = [iter(of_shard) for of_shard in held]
+        return [next(pieces[shard]) for shard in owners]
+
+    def _sample(self, shard: WorkerHandle, count: int) -> list[Future[TensorDict]]:
+        """Ask a shard for its data in pieces."""
+        if count == 1:
+            return [shard.call(BufferShard.sample)]
+        return shard.call_split(count, BufferShard.sample_pieces, count)
 
     def clear(self) -> None:
         """Forget all data."""

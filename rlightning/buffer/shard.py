@@ -17,17 +17,21 @@ from rlightning.types.tree import tree_map
 class BufferShard:
     """Owns one storage; runs in a worker process or locally."""
 
-    def __init__(self, storage_class: type[Any], capacity: int, num_envs: Sequence[int], first_env_id: int = 0) -> None:
+    def __init__(
+        self, storage_class: type[Any], capacity: int, num_envs: Sequence[int], env_ids: Sequence[int] | None = None
+    ) -> None:
         """Make an empty shard.
 
         Args:
             storage_class: Such as ``RolloutBlock``.
             capacity: Steps per sub-env.
-            num_envs: Sub-envs of each of its env workers, by env id.
-            first_env_id: The first of its env workers; the others follow it.
+            num_envs: Sub-envs of each of its env workers.
+            env_ids: Those env workers, in the order of their rows; None means 0, 1, and so on.
         """
         self._storage = storage_class(capacity, num_envs)
-        self._storage.first_env_id = self._first = first_env_id
+        owned = range(len(num_envs)) if env_ids is None else env_ids
+        self._storage.env_ids = list(owned)
+        self._places = {env_id: place for place, env_id in enumerate(owned)}
 
     def add(self, env_ids: Sequence[int], *env_rets_and_responses: Any) -> None:
         """Add one step of some env workers.
@@ -40,16 +44,16 @@ class BufferShard:
         for place, env_id in enumerate(env_ids):
             env_ret: EnvRet = env_rets_and_responses[place]
             response: PolicyResponse = env_rets_and_responses[count + place]
-            self._storage.add(env_id - self._first, env_ret, response)
+            self._storage.add(self._places[env_id], env_ret, response)
 
     def truncate(self, env_ids: Sequence[int], *env_rets: EnvRet) -> None:
         """Close the open steps of some env workers by their latest results."""
         for env_id, env_ret in zip(env_ids, env_rets, strict=True):
-            self._storage.truncate(env_id - self._first, env_ret)
+            self._storage.truncate(self._places[env_id], env_ret)
 
     def add_episode(self, env_id: int, episode: TensorDict) -> None:
         """Add consecutive whole transitions of one env worker."""
-        self._storage.add_episode(env_id - self._first, episode)
+        self._storage.add_episode(self._places[env_id], episode)
 
     def add_fragment(self, env_ids: Sequence[int], fragment: Fragment) -> None:
         """Add what those of a fragment's env workers collected that are this shard's."""

@@ -26,7 +26,7 @@ class RolloutBlock:
 
     Attributes:
         capacity: T, steps per sub-env.
-        first_env_id: What env worker 0 of the block is called in messages.
+        env_ids: What the env workers of the block are called in messages.
     """
 
     def __init__(self, capacity: int, num_envs: Sequence[int]) -> None:
@@ -37,7 +37,7 @@ class RolloutBlock:
             num_envs: Sub-envs of each env worker, by env id.
         """
         self.capacity = capacity
-        self.first_env_id = 0
+        self.env_ids: Sequence[int] = range(len(num_envs))
         stops = np.cumsum(num_envs).tolist()
         self._slices = [slice(stop - count, stop) for stop, count in zip(stops, num_envs, strict=True)]
         self._width = stops[-1]
@@ -178,7 +178,7 @@ class RolloutBlock:
         return min(int(rows.min()) for rows in held), max(int(rows.max()) for rows in held)
 
     def _name(self, env_id: int) -> int:
-        return self.first_env_id + env_id
+        return self.env_ids[env_id]
 
     def _close(self, env_id: int, env_ret: EnvRet, *, is_last: bool) -> None:
         row, columns = self._closed[env_id], self._columns[env_id]

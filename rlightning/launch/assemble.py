@@ -5,27 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from rlightning.buffer.assignment import blocks
 from rlightning.buffer.data_buffer import DataBuffer
-from rlightning.buffer.shard import BufferShard
-from rlightning.config import Config, EnvConfig
+from rlightning.config import Config
 from rlightning.engine.base_engine import BaseEngine
 from rlightning.engine.eval_engine import EvalEngine
-from rlightning.engine.evaluation import Evaluator, eval_env_counts
+from rlightning.engine.evaluation import Evaluator
 from rlightning.engine.fragments import FragmentEngine, FragmentGroup
 from rlightning.engine.recorder import Recorder
 from rlightning.engine.sync_engine import RslEngine, SyncEngine
 from rlightning.env.env_group import EnvGroup
-from rlightning.env.env_worker import EnvWorker
 from rlightning.launch.lodging import Lodging
-from rlightning.policy.base_policy import PolicyRole
-from rlightning.policy.group_routing import request_channel
+from rlightning.launch.seats import seats_of
+from rlightning.launch.workers import plan_workers, shares_processes
 from rlightning.policy.group_weights import weight_carrier
 from rlightning.policy.policy_group import PolicyGroup
-from rlightning.policy.router import SimpleRouter
 from rlightning.registry import lookup
 from rlightning.runtime.spawn import WorkerPool, WorkerSetup, WorkerSpec
 from rlightning.types import EnvMeta
@@ -51,55 +47,21 @@ current_run: ContextVar[RunContext] = ContextVar("current_run", default=RunConte
 """Set by ``launch``, so that a script need not pass it on."""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerPlan:
-    """Every worker of a run, before any is started.
-
-    Attributes:
-        env: Env workers for training, by env id.
-        eval_env: Env workers for evaluation.
-        train: Train policies.
-        eval: Eval policies.
-        buffer: Buffer shards.
-    """
-
-    env: list[WorkerSpec]
-    eval_env: list[WorkerSpec]
-    train: list[WorkerSpec]
-    eval: list[WorkerSpec]
-    buffer: list[WorkerSpec]
-
-    def all(self) -> list[WorkerSpec]:
-        """List all workers in the order in which they start."""
-        return [*self.env, *self.eval_env, *self.train, *self.eval, *self.buffer]
-
-
-def plan_workers(config: Config) -> WorkerPlan:
-    """Say which workers a run has; starts nothing."""
-    return WorkerPlan(
-        env=_train_env_specs(config),
-        eval_env=_eval_env_specs(config),
-        train=_policy_specs(config, PolicyRole.TRAIN),
-        eval=_policy_specs(config, PolicyRole.EVAL),
-        buffer=_buffer_specs(config),
-    )
-
-
 def build_env_group(config: Config) -> EnvGroup:
     """Start the env workers of training, and with ``process-colocate`` the eval policies that they live with."""
-    specs = _train_env_specs(config)
+    plan = plan_workers(config)
     if not shares_processes(config):
-        return _env_group(config, specs)
+        return _env_group(config, plan.env)
+    hosts = plan.eval
     with _pool(config) as pool:
-        hosts = _policy_specs(config, PolicyRole.EVAL)
-        workers = pool.start([*hosts, *specs])
+        workers = pool.start([*hosts, *plan.env])
         lodging = Lodging(config, pool, workers[: len(hosts)])
         return EnvGroup(workers[len(hosts) :], call_timeout_s=config.cluster.call_timeout_s, on_close=lodging.close)
 
 
 def build_eval_env_group(config: Config) -> EnvGroup:
     """Start the env workers of evaluations."""
-    return _env_group(config, _eval_env_specs(config))
+    return _env_group(config, plan_workers(config).eval_env)
 
 
 def build_policy_group(config: Config, env_meta: EnvMeta) -> PolicyGroup:
@@ -113,12 +75,10 @@ def build_policy_group(config: Config, env_meta: EnvMeta) -> PolicyGroup:
         ProtocolError: If the env group was not built before from the same configuration, with ``process-colocate``.
     """
     lodging = Lodging.of(config) if shares_processes(config) else None
-    specs = _policy_specs(config, PolicyRole.TRAIN)
-    count = len(specs)
-    if lodging is None:
-        specs += _policy_specs(config, PolicyRole.EVAL)
+    plan = plan_workers(config)
+    count = len(plan.train)
     with _pool(config) as pool:
-        workers = pool.start(specs)
+        workers = pool.start([*plan.train, *([] if lodging else plan.eval)])
         group = PolicyGroup(
             workers[:count],
             workers[count:] if lodging is None else lodging.hosts,
@@ -139,10 +99,14 @@ def build_policy_group(config: Config, env_meta: EnvMeta) -> PolicyGroup:
 
 
 def build_data_buffer(config: Config) -> DataBuffer:
-    """Start the shards of the data buffer."""
+    """Start the shards of the data buffer; where the workers of the run have their places, data keep to their nodes."""
+    seats = seats_of(config)
+    config = config if seats is None else seats.config
+    routes = None if seats is None else seats.routes()
     with _pool(config) as pool:
         return DataBuffer(
-            pool.start(_buffer_specs(config)),
+            pool.start(plan_workers(config, routes).buffer),
+            routes=routes,
             num_env_workers=config.num_env_workers,
             num_learners=config.cluster.train_worker_num,
             call_timeout_s=config.cluster.call_timeout_s,
@@ -198,11 +162,6 @@ def assemble(config: Config, *, recorder: Recorder | None = None) -> BaseEngine:
     return engine
 
 
-def shares_processes(config: Config) -> bool:
-    """Tell whether env workers live in the processes of eval policies, so that data are collected by fragment."""
-    return config.cluster.placement.env_strategy == "process-colocate"
-
-
 def _stop_both(first: WorkerPool, second: WorkerPool) -> Callable[[], None]:
     def stop() -> None:
         try:
@@ -224,6 +183,7 @@ def _pool(config: Config) -> Iterator[WorkerPool]:
         start_timeout_s=cluster.start_timeout_s,
         total_cpus=sum(spec.num_cpus for spec in remote),
         total_gpus=sum(spec.num_gpus for spec in remote),
+        seats=seats_of(config),
     )
     try:
         yield pool
@@ -235,85 +195,3 @@ def _pool(config: Config) -> Iterator[WorkerPool]:
 def _env_group(config: Config, specs: list[WorkerSpec]) -> EnvGroup:
     with _pool(config) as pool:
         return EnvGroup(pool.start(specs), call_timeout_s=config.cluster.call_timeout_s, on_close=pool.stop)
-
-
-def _train_env_specs(config: Config) -> list[WorkerSpec]:
-    return [_env_spec(config, kind, index, config.seed, "train") for index, kind in enumerate(_env_kinds(config))]
-
-
-def _eval_env_specs(config: Config) -> list[WorkerSpec]:
-    counts = eval_env_counts(config.evaluation, config.env)
-    kinds = [kind.model_copy(update={"num_envs": count}) for kind, count in zip(config.env, counts, strict=True)]
-    return [_env_spec(config, kind, index, config.evaluation.seed, "eval") for index, kind in enumerate(kinds)]
-
-
-def _env_spec(config: Config, kind: EnvConfig, index: int, seed: int, purpose: str) -> WorkerSpec:
-    name = f"env[{index}]" if purpose == "train" else f"eval_env[{index}]"
-    args = (lookup("simulator", kind.backend), kind, index, seed, purpose)
-    if purpose == "train" and shares_processes(config):
-        return WorkerSpec(EnvWorker, args, name, num_cpus=0.0, host=f"eval[{host_of(config, index)}]")
-    return WorkerSpec(EnvWorker, args, name, config.cluster.remote_env, kind.num_cpus, kind.num_gpus)
-
-
-def host_of(config: Config, env_id: int) -> int:
-    """Say in the process of which eval policy an env worker lives: of the one that would answer it step by step."""
-    (index,) = SimpleRouter().select([env_id], [0] * config.cluster.eval_worker_num)
-    return index
-
-
-def _policy_specs(config: Config, role: PolicyRole) -> list[WorkerSpec]:
-    policy, cluster = config.policy, config.cluster
-    if role is PolicyRole.TRAIN:
-        count, remote = cluster.train_worker_num, cluster.remote_train
-        cpus, gpus = policy.train_num_cpus, policy.train_num_gpus
-    else:
-        count, remote = cluster.eval_worker_num, cluster.remote_eval
-        cpus, gpus = policy.eval_num_cpus, policy.eval_num_gpus
-    args = (policy, role)
-    cls = lookup("policy", policy.type)
-    channels = _eval_channels(config) if role is PolicyRole.EVAL else {}
-    specs = [WorkerSpec(cls, args, f"{role.value}[{index}]", remote, cpus, gpus, channels) for index in range(count)]
-    if role is PolicyRole.EVAL and shares_processes(config):
-        specs = _with_guests(config, specs)
-    return specs
-
-
-def _with_guests(config: Config, hosts: list[WorkerSpec]) -> list[WorkerSpec]:
-    """Add to eval policies what the env workers in their processes need."""
-    cpus, gpus = [spec.num_cpus for spec in hosts], [spec.num_gpus for spec in hosts]
-    for env_id, kind in enumerate(_env_kinds(config)):
-        host = host_of(config, env_id)
-        cpus[host] = max(cpus[host], kind.num_cpus)  # those of one process take turns
-        gpus[host] += kind.num_gpus
-    return [replace(spec, num_cpus=cpu, num_gpus=gpu) for spec, cpu, gpu in zip(hosts, cpus, gpus, strict=True)]
-
-
-def _env_kinds(config: Config) -> list[EnvConfig]:
-    """List the configuration of each env worker of training, by env id."""
-    return [kind for kind in config.env for _ in range(kind.num_workers)]
-
-
-def _eval_channels(config: Config) -> dict[str, int]:
-    """Let new weights, and with async rollouts the requests of each env worker, come beside all other calls."""
-    channels = {"weights": 1}
-    if config.policy.rollout_mode == "async":
-        workers = max(len(config.env), sum(kind.num_workers for kind in config.env))
-        channels |= {request_channel(env_id): 1 for env_id in range(workers)}
-    return channels
-
-
-def _buffer_specs(config: Config) -> list[WorkerSpec]:
-    num_envs = [kind.num_envs for kind in _env_kinds(config)]
-    capacity = config.buffer.capacity or config.train.max_rollout_steps
-    storage = lookup("buffer", config.buffer.type)
-    # One shard per node with train policies: without a plan of several nodes, one.
-    shards = 1 if config.cluster.buffer_worker_num == "auto" else config.cluster.buffer_worker_num
-    return [
-        WorkerSpec(
-            BufferShard,
-            (storage, capacity, num_envs[block.start : block.stop], block.start),
-            f"buffer[{index}]",
-            config.cluster.remote_storage,
-        )
-        for index, block in enumerate(blocks(len(num_envs), shards))
-    ]

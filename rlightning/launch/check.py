@@ -17,7 +17,6 @@ from rich.table import Table
 from rlightning.config import Config
 from rlightning.env.env_worker import EnvWorker
 from rlightning.errors import PlacementError
-from rlightning.launch.assemble import WorkerPlan, plan_workers
 from rlightning.launch.check_placement import (
     load_of,
     machine_at_hand,
@@ -29,6 +28,7 @@ from rlightning.launch.check_placement import (
 from rlightning.launch.load import LoadedConfig
 from rlightning.launch.place import plan_placement, with_shards
 from rlightning.launch.scale import Rates
+from rlightning.launch.workers import WorkerPlan, plan_workers
 from rlightning.observability.run_folder import to_yaml
 from rlightning.placement import Cluster
 from rlightning.policy.base_policy import BasePolicy, PolicyRole

@@ -18,11 +18,11 @@ from rich.table import Table
 from rlightning.config import Config
 from rlightning.device import VISIBLE_DEVICES, available_gpus, gpu_memory_gb
 from rlightning.errors import ConfigError, Problem
-from rlightning.launch.assemble import plan_workers
 from rlightning.launch.picture import draw, fold, index, node_names, spans
 from rlightning.launch.scale import Estimate, Load, Rates, estimates, moves
 from rlightning.launch.sources import Sources, display, parse_yaml
 from rlightning.launch.validate import explain
+from rlightning.launch.workers import plan_workers
 from rlightning.placement import Cluster, Node, Plan, Slot
 from rlightning.placement.cluster import ClusterDescription, parse_devices
 from rlightning.policy.group_weights import weight_carrier

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rlightning.config import ClusterConfig, Config, NeedsConfig
-from rlightning.launch.assemble import plan_workers
+from rlightning.launch.workers import plan_workers
 from rlightning.placement import Cluster, Plan, WorkerRequest, choose_strategy
 from rlightning.placement.pools import as_pools
 from rlightning.placement.request import shard_count
@@ -15,7 +15,7 @@ def worker_requests(config: Config) -> list[WorkerRequest]:
     """List what the workers that are processes of their own ask for."""
     requests = []
     for spec in plan_workers(config).all():
-        if spec.remote:
+        if spec.remote or (spec.host and config.cluster.remote_eval):
             role, _, number = spec.name.removesuffix("]").partition("[")
             needs: NeedsConfig = getattr(config.cluster.needs, role)
             requests.append(

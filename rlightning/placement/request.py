@@ -102,7 +102,7 @@ def tie_envs(requests: Sequence[WorkerRequest], env_strategy: str) -> list[Worke
         env_strategy: ``cluster.placement.env_strategy``.
 
     Raises:
-        PlacementError: If a share of a device is missing, or the env workers cannot be shared out evenly.
+        PlacementError: If a share of a device is missing.
     """
     evals = [request for request in by_rank(requests) if request.role == "eval"]
     envs = [request for request in by_rank(requests) if request.role == "env"]
@@ -110,12 +110,6 @@ def tie_envs(requests: Sequence[WorkerRequest], env_strategy: str) -> list[Worke
         return list(requests)
     ties: dict[str, Tie] = {"device-colocate": "device", "node-affinity": "node", "process-colocate": "process"}
     tie = ties[env_strategy]
-    if tie == "process" and len(envs) % len(evals):
-        raise PlacementError(
-            f"{len(envs)} env workers cannot be shared out evenly over the processes of {len(evals)} eval policies "
-            f"(cluster.placement.env_strategy is process-colocate): set cluster.eval_worker_num to a divisor of "
-            f"{len(envs)}, or env.num_workers to a multiple of {len(evals)}"
-        )
     if tie == "device":
         lacking = {request.role for request in (*evals, *envs) if not request.gpus}
         if lacking == {"eval", "env"} and not any(request.gpus for request in (*evals, *envs)):

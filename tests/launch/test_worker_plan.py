@@ -1,7 +1,7 @@
 """Which workers a run has, before any is started."""
 
 from rlightning.config import Config
-from rlightning.launch.assemble import plan_workers
+from rlightning.launch.workers import plan_workers
 
 
 def test_eval_policies_have_a_channel_for_weights():

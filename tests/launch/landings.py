@@ -1,0 +1,101 @@
+"""Workers on three simulated nodes, by each strategy: ``python -m tests.launch.landings``; prints JSON.
+
+A process of its own, since the other tests have a Ray of theirs. The workers have the names and the needs of those of a
+run, and do nothing.
+"""
+
+import json
+import sys
+from dataclasses import replace
+
+import ray
+from ray.cluster_utils import Cluster
+
+from rlightning.config import ClusterConfig, Config, EnvConfig, EvalConfig, PolicyConfig
+from rlightning.errors import PlacementError
+from rlightning.launch.seats import RunSeats, running_cluster
+from rlightning.launch.workers import plan_workers
+from rlightning.placement.pools import as_pools
+from rlightning.runtime import as_handle, gather, ray_backend
+from rlightning.runtime.spawn import WorkerPool
+from tests.runtime.workers import Worker
+
+NODES = ({"num_cpus": 4, "num_gpus": 2}, {"num_cpus": 4, "num_gpus": 2}, {"num_cpus": 6, "num_gpus": 0})
+REMOTE = {"remote_env": True, "remote_eval": True, "remote_storage": True, "remote_train": True}
+
+
+def config(address, strategy, env_strategy, **cluster):
+    return Config(
+        env=[EnvConfig(name="CartPole-v1", num_workers=4, num_cpus=0.5, num_gpus=0.1 if "device" in env_strategy else 0)],
+        evaluation=EvalConfig(episodes=1),
+        policy=PolicyConfig(train_num_cpus=1, train_num_gpus=0.5, eval_num_cpus=0.5, eval_num_gpus=0.25),
+        cluster=ClusterConfig(
+            ray_address=address,
+            eval_worker_num=2,
+            placement={"mode": cluster.pop("mode", "auto"), "strategy": strategy, "env_strategy": env_strategy},
+            **{"train_worker_num": 2, "buffer_worker_num": "auto", **REMOTE, **cluster},
+        ),
+    )
+
+
+def gpus(_worker):
+    return [int(gpu) for gpu in ray.get_gpu_ids()]
+
+
+def land(made):
+    """Start the workers of a run; give for each where it should be and where Ray says it is, and the ways of data."""
+    seats = RunSeats(made)
+    names = [node.name for node in running_cluster(ray_backend.list_nodes()).nodes]
+    ids = [node.node_id for node in ray_backend.list_nodes()]
+    specs = [replace(spec, cls=Worker, args=()) for spec in plan_workers(seats.config).all() if spec.remote]
+    pool = WorkerPool(made.cluster.ray_address, seats=seats)
+    try:
+        handles = [as_handle(worker, spec.name) for worker, spec in zip(pool.start(specs), specs, strict=True)]
+        slots = {slot.worker: slot for slot in seats.plan.slots}
+        wanted = {spec.name: [names.index(slots[spec.name].node), list(slots[spec.name].devices)] for spec in specs}
+        used = gather([handle.run(gpus) for handle in handles], 200)
+        found = {
+            handle.name: [ids.index(handle.info().node), devices] for handle, devices in zip(handles, used, strict=True)
+        }
+        routes = seats.routes()
+        pools = as_pools(seats.plan, running_cluster(ray_backend.list_nodes()))
+    finally:
+        pool.stop()
+    return {
+        "wanted": wanted,
+        "found": found,
+        "routes": None if routes is None else [routes.env_shards, routes.learner_shards],
+    }, pools
+
+
+def main():
+    cluster = Cluster()
+    for node in NODES:
+        cluster.add_node(**node, object_store_memory=100_000_000)
+    ray.init(address=cluster.address, logging_level="error")
+    results = {}
+    try:
+        for strategy, env_strategy in (
+            ("disaggregate", "default"),
+            ("colocate", "default"),
+            ("colocate", "device-colocate"),
+            ("default", "node-affinity"),
+        ):
+            made = config(cluster.address, strategy, env_strategy)
+            results[f"{strategy} {env_strategy}"], pools = land(made)
+        # The plan of the last run, as it stands.
+        again = config(cluster.address, "default", "node-affinity", mode="manual", resource_pool=pools)
+        results["manual"], _ = land(again)
+        try:
+            land(config(cluster.address, "disaggregate", "default", train_worker_num=9))
+        except PlacementError as error:
+            results["refusal"] = str(error)
+        results["free"] = ray.available_resources()["CPU"]
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+    json.dump(results, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
