@@ -57,9 +57,9 @@ class Members:
         """Call a method of some, none of which waits for another one."""
         return gather([handle.call(method, *args) for handle in handles], self.timeout_s)
 
-    def call_each(self, handles: Sequence[WorkerHandle], method: Any, argument: Sequence[Any]) -> list[Any]:
+    def call_each(self, handles: Sequence[WorkerHandle], method: Any, arguments: Sequence[Any]) -> list[Any]:
         """Call a method of some, each with an argument of its own."""
-        pairs = zip(handles, argument, strict=True)
+        pairs = zip(handles, arguments, strict=True)
         return gather([handle.call(method, own) for handle, own in pairs], self.timeout_s)
 
     def together(self, handles: Sequence[WorkerHandle], method: Any, *args: Any) -> list[Any]:
