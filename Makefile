@@ -58,7 +58,7 @@ bench: $(VENV)/stamp-run benchmarks/.venvs/stamp  ## measure: overhead of a step
 	$(BIN)/python benchmarks/step_overhead.py
 	$(BIN)/python benchmarks/rollout_batch.py
 	$(BIN)/python benchmarks/weight_push.py
-	$(BIN)/python benchmarks/rollout_batch.py
+	$(BIN)/python benchmarks/placement_plan.py
 	$(BIN)/python benchmarks/ppo_throughput.py
 
 clean:  ## remove the environment, builds and caches; runs are kept

@@ -181,9 +181,10 @@ class PlacementConfig(Section):
     mode: Literal["auto", "manual"] = "auto"
     """Whether ``strategy`` places the workers, or the pools of ``cluster.resource_pool`` do."""
     strategy: Literal["default", "disaggregate", "colocate"] = "default"
-    """"default": Ray decides. "disaggregate": train policies and shards have nodes or devices of their own, and eval
-    policies and envs the others. "colocate": one pool of all nodes, in which eval policies share the device of their
-    train policy, or its node where their shares of a device do not fit together."""
+    """"default": Ray decides; "colocate" where ``cluster.is_colocated`` is true. "disaggregate": train policies and
+    shards have nodes or devices of their own, and eval policies and envs the others. "colocate": one pool of all nodes,
+    in which eval policies share the device of their train policy, or its node where their shares of a device do not fit
+    together."""
     env_strategy: Literal["default", "device-colocate", "node-affinity", "process-colocate"] = "default"
     """How env workers sit relative to eval policies; env worker i belongs to eval policy i modulo their number.
     "node-affinity": on its node. "device-colocate": on its GPU; on its node where there are no GPUs.

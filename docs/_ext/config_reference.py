@@ -30,6 +30,9 @@ _LIMITS: dict[type[Any], tuple[str, str]] = {
     annotated_types.Lt: ("<", "lt"),
 }
 
+_KINDS: dict[Any, tuple[str, str]] = {list: ("list of sections", "[]"), dict: ("sections by name", ".<name>")}
+"""What holds sections -> what it is called, and what stands for one of them in a path."""
+
 
 def render() -> str:
     """Write the whole reference as Markdown."""
@@ -71,8 +74,8 @@ def _sections(section: type[BaseModel], path: str) -> Iterator[tuple[str, type[B
     for name, field in section.model_fields.items():
         inner = subsection(field.annotation)
         if inner is not None:
-            is_list = get_origin(field.annotation) is list
-            yield from _sections(inner, f"{path}.{name}".lstrip(".") + ("[]" if is_list else ""))
+            inside = _KINDS.get(get_origin(field.annotation), ("section", ""))[1]
+            yield from _sections(inner, f"{path}.{name}".lstrip(".") + inside)
 
 
 def _section(section: type[BaseModel], path: str, suffix: str = "") -> Iterator[str]:
@@ -83,7 +86,7 @@ def _section(section: type[BaseModel], path: str, suffix: str = "") -> Iterator[
         inner = subsection(field.annotation)
         meaning = documented.get(name) or (inspect.getdoc(inner) if inner else "") or ""
         if inner:
-            kind = "list of sections" if get_origin(field.annotation) is list else "section"
+            kind, _ = _KINDS.get(get_origin(field.annotation), ("section", ""))
         else:
             kind = f"{_kind(field.annotation, field.metadata)}; {_default(field)}"
         yield f"`{name}`\n: {_text(meaning)}\n  <br>*{kind}*\n"

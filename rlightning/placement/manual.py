@@ -10,7 +10,7 @@ from rlightning.placement.cluster import Cluster
 from rlightning.placement.plan import Seat, cpus_together
 from rlightning.placement.pools import ALL, OPTION, Pool, parse_places, resolve_pools, share_out
 from rlightning.placement.request import GRAIN, OPTIONS, ROLES, WorkerRequest, by_rank, grains
-from rlightning.placement.rooms import Need, Room, units_of
+from rlightning.placement.rooms import Need, Room, resource_grains, units_of
 from rlightning.placement.seating import beside_learners, spread_with_learners_first
 from rlightning.placement.shortage import advice, after, before, refuse
 
@@ -121,7 +121,7 @@ class _Seating:
             self._cpus[worker.name],
             (grains(worker.gpus),) if devices else (),
             grains(worker.memory_gb),
-            tuple(sorted((name, grains(amount)) for name, amount in worker.resources.items())),
+            resource_grains([worker]),
         )
         for name, _ in need.resources:
             room.whole.resources.setdefault(name, 0)

@@ -43,21 +43,17 @@ class Unit:
 
     def __post_init__(self) -> None:
         sharers = _sharers(self.members)
-        devices = [sum(grains(self.members[place].gpus) for place in places) for places in sharers]
+        devices = [sum([grains(self.members[place].gpus) for place in places]) for places in sharers]
         # The largest first: a whole device must find one that nobody has begun.
         order = sorted(range(len(sharers)), key=lambda item: (-devices[item], sharers[item]))
-        resources: dict[str, int] = {}
-        for member in self.members:
-            for name, amount in member.resources.items():
-                resources[name] = resources.get(name, 0) + grains(amount)
         alone = len(self.members) == 1
         need = Need(
             grains(self.root.cpus) if alone else sum(cpus_together(self.members).values()),
-            tuple(devices[item] for item in order),
-            sum(grains(member.memory_gb) for member in self.members),
-            tuple(sorted((name, amount) for name, amount in resources.items() if amount)),
+            tuple([devices[item] for item in order]),
+            sum([grains(member.memory_gb) for member in self.members]),
+            resource_grains(self.members),
         )
-        object.__setattr__(self, "sharers", tuple(sharers[item] for item in order))
+        object.__setattr__(self, "sharers", tuple([sharers[item] for item in order]))
         object.__setattr__(self, "need", need)
 
     @property
@@ -101,6 +97,15 @@ class Unit:
             for place in places:
                 taken[place] = tuple(found)
         return [Seat(member, node, found, pool) for member, found in zip(self.members, taken, strict=True)]
+
+
+def resource_grains(requests: Sequence[WorkerRequest]) -> tuple[tuple[str, int], ...]:
+    """Sum up the custom resources of some workers, by name."""
+    total: dict[str, int] = {}
+    for request in requests:
+        for name, amount in request.resources.items():
+            total[name] = total.get(name, 0) + grains(amount)
+    return tuple(sorted((name, amount) for name, amount in total.items() if amount)) if total else ()
 
 
 def _sharers(members: Sequence[WorkerRequest]) -> list[tuple[int, ...]]:

@@ -18,14 +18,20 @@ Strategy = Callable[[Cluster, Sequence[WorkerRequest]], Plan]
 
 
 def choose_strategy(config: ClusterConfig) -> Strategy:
-    """Give the strategy that a configuration asks for; it ties env workers to eval policies first."""
+    """Give the strategy that a configuration asks for; it ties env workers to eval policies first.
+
+    Policies that are colocated (``cluster.is_colocated``) are not left to Ray: they are placed by "colocate".
+    """
     env_strategy = config.placement.env_strategy
     pools = config.resource_pool
+    name = config.placement.strategy
+    if config.is_colocated and name == "default":
+        name = "colocate"
 
     def manual(cluster: Cluster, requests: Sequence[WorkerRequest]) -> Plan:
         return _plan("manual", cluster, seats_in_pools(cluster, requests, pools))
 
-    place = manual if config.placement.mode == "manual" else STRATEGIES[config.placement.strategy]
+    place = manual if config.placement.mode == "manual" else STRATEGIES[name]
 
     def strategy(cluster: Cluster, requests: Sequence[WorkerRequest]) -> Plan:
         return place(cluster, tie_envs(requests, env_strategy))

@@ -26,7 +26,9 @@ REMOTE = {"remote_env": True, "remote_eval": True, "remote_storage": True, "remo
 
 def config(address, strategy, env_strategy, **cluster):
     return Config(
-        env=[EnvConfig(name="CartPole-v1", num_workers=4, num_cpus=0.5, num_gpus=0.1 if "device" in env_strategy else 0)],
+        env=[
+            EnvConfig(name="CartPole-v1", num_workers=4, num_cpus=0.5, num_gpus=0.1 if "device" in env_strategy else 0)
+        ],
         evaluation=EvalConfig(episodes=1),
         policy=PolicyConfig(train_num_cpus=1, train_num_gpus=0.5, eval_num_cpus=0.5, eval_num_gpus=0.25),
         cluster=ClusterConfig(

@@ -239,9 +239,15 @@ def test_weights_go_from_this_process_to_where_the_plan_says():
         ("this process", "n0", 100),
         ("this process", "n1", 100),
     ]
-    cfg = config({"is_colocated": True, "placement": {"strategy": "colocate"}})
-    (route,) = routes_of(cfg, plan_placement(cfg, cluster), 100)
-    assert (route.how, route.link_bytes) == ("handle of shared memory", 0)
+
+
+def test_colocated_policies_are_never_left_to_chance():
+    cfg = config({"is_colocated": True, "train_worker_num": 2, "eval_worker_num": 2})
+    found = plan_placement(cfg, nodes(2, gpus=0))
+    assert [slot.node for slot in found.of("train")] == [slot.node for slot in found.of("eval")] == ["n0", "n1"]
+    assert found.binding
+    routes = routes_of(cfg, found, 100)
+    assert [(route.how, route.link_bytes) for route in routes] == [("handle of shared memory", 0)] * 2
 
 
 def test_the_load_of_a_node_is_that_of_the_plan():
