@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass
-from pathlib import Path
 
 from rlightning.buffer.data_buffer import DataBuffer
 from rlightning.config import Config
@@ -17,6 +14,7 @@ from rlightning.engine.fragments import FragmentEngine, FragmentGroup
 from rlightning.engine.recorder import Recorder
 from rlightning.engine.sync_engine import RslEngine, SyncEngine
 from rlightning.env.env_group import EnvGroup
+from rlightning.launch.context import current_run
 from rlightning.launch.lodging import Lodging
 from rlightning.launch.seats import seats_of
 from rlightning.launch.workers import plan_workers, shares_processes
@@ -28,23 +26,6 @@ from rlightning.types import EnvMeta
 
 ENGINES: dict[str, type[BaseEngine]] = {"syncrl": SyncEngine, "rsl": RslEngine, "eval": EvalEngine}
 """Loops by ``engine``."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunContext:
-    """What the parts of a run are given besides the configuration.
-
-    Attributes:
-        recorder: Takes metrics and checkpoints.
-        log_dir: Folder of the log files of all processes.
-    """
-
-    recorder: Recorder | None = None
-    log_dir: Path | None = None
-
-
-current_run: ContextVar[RunContext] = ContextVar("current_run", default=RunContext())  # noqa: B039 (it is frozen)
-"""Set by ``launch``, so that a script need not pass it on."""
 
 
 def build_env_group(config: Config) -> EnvGroup:

@@ -165,7 +165,7 @@ def check(
         from rlightning.launch.check import show_plan
         from rlightning.launch.load import load_config
 
-        show_plan(load_config(preset, overrides or [], config_dir, plan_only=True), _console(), cluster)
+        show_plan(load_config(preset, overrides or [], config_dir), _console(), cluster)
 
 
 @app.command()

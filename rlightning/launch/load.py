@@ -42,8 +42,6 @@ def load_config(
     preset_or_path: str,
     overrides: Sequence[str] = (),
     config_dir: Path | str | None = None,
-    *,
-    plan_only: bool = False,
 ) -> LoadedConfig:
     """Compose, resolve and validate a configuration; nothing is started.
 
@@ -51,7 +49,6 @@ def load_config(
         preset_or_path: Name of a preset, or path of a YAML file.
         overrides: Arguments in Hydra's grammar: ``train.lr=1e-3``, ``cluster=ray``, ``env.num_envs=16``.
         config_dir: Folder of your own presets and groups; ``./conf`` is searched after it, then the package's.
-        plan_only: Whether it is just to be shown; then what is planned and not applied yet is no problem.
 
     Raises:
         ConfigError: With all problems at once: dotted path, file and line or argument, and the nearest valid name.
@@ -67,7 +64,7 @@ def load_config(
     resolved, unresolved = _resolve(_with_defaults(tree))
     imported, not_imported = load_imports(_import_entries(resolved))
     _make_absolute(resolved, imported)
-    config, wrong = validate(resolved, plan_only=plan_only)
+    config, wrong = validate(resolved)
     problems += [*unresolved, *not_imported, *wrong]
     if problems or config is None:
         raise ConfigError([_located(problem, sources) for problem in problems])

@@ -15,7 +15,8 @@ from rlightning.checkpoint import load_state
 from rlightning.config import Config
 from rlightning.engine.recorder import CheckpointFolder, FolderRecorder
 from rlightning.errors import ConfigError
-from rlightning.launch.assemble import RunContext, assemble, current_run
+from rlightning.launch.assemble import assemble
+from rlightning.launch.context import RunContext, current_run
 from rlightning.launch.load import LoadedConfig, load_config
 from rlightning.launch.problems import EXIT_BAD_CONFIG, EXIT_INTERRUPTED, print_problems
 from rlightning.observability.curve import draw_curve
@@ -41,7 +42,7 @@ def open_run(run: RunFolder, *, first_epoch: int = 0, resumed_at: int | None = N
     with ProgressDisplay(config.train.max_epochs, first_epoch, enabled=config.log.progress) as progress:
         trace_file = TraceFile(run.trace_path) if config.log.trace else None
         recorder = FolderRecorder(sink, run.checkpoints, config.train.keep_checkpoints, progress.update, trace_file)
-        token = current_run.set(RunContext(recorder, run.logs))
+        token = current_run.set(RunContext(recorder, run.logs, run.path))
         try:
             yield
         finally:

@@ -6,14 +6,22 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
 from rlightning.buffer.assignment import BufferRoutes, routes_by_node
 from rlightning.config import Config, WorkerNeedsConfig
-from rlightning.launch.place import plan_placement, with_shards
+from rlightning.launch.context import current_run
+from rlightning.launch.place import placement_options, plan_placement, with_shards
 from rlightning.launch.workers import plan_workers
 from rlightning.placement import Bundle, Cluster, Node, Plan
 
 if TYPE_CHECKING:
     from rlightning.runtime.ray_backend import RayNode, Reservation
+
+PLAN = "plan.yaml"
+"""File of a run's folder: every worker's place."""
+PLACED = "placed.yaml"
+"""File of a run's folder: its configuration with manual pools that give the same places."""
 
 _OPEN: list[RunSeats] = []
 """Those whose workers are there, or are about to be."""
@@ -121,11 +129,25 @@ class RunSeats:
             cluster = running_cluster(ray_backend.list_nodes())
             self._config = with_shards(self.asked, cluster)
             self._plan = plan_placement(self._config, cluster)
+            self._save(self._plan, cluster)
         except BaseException:
             if self in _OPEN:
                 _OPEN.remove(self)
             ray_backend.leave()
             raise
+
+    def _save(self, plan: Plan, cluster: Cluster) -> None:
+        """Keep the plan with the run, and a configuration that gives every worker the same place again."""
+        folder = current_run.get().plan_dir
+        if folder is None or not plan.binding:
+            return
+        (folder / PLAN).write_text(yaml.safe_dump(plan.to_dict(), sort_keys=False), encoding="utf-8")
+        tree = self.asked.model_dump(mode="json")
+        for section, options in placement_options(self._config, plan, cluster)["cluster"].items():
+            tree["cluster"][section] = options
+        header = "# The run again, with every worker in the place that it had: rlightning train FILE\n"
+        text = yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, default_flow_style=None)
+        (folder / PLACED).write_text(header + text, encoding="utf-8")
 
 
 def running_cluster(nodes: list[RayNode]) -> Cluster:

@@ -9,7 +9,7 @@ import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rlightning.config import Config, WorkerNeedsConfig
+from rlightning.config import Config
 from rlightning.errors import Problem
 
 
@@ -38,44 +38,6 @@ _NOT_YET = (
         "a block is always closed when the learner takes it; keeping open episodes is not in this version; use true",
     ),
 )
-
-_PLANNED_ONLY = (
-    _Rule(
-        "cluster.placement.mode",
-        lambda config: config.cluster.placement.mode == "manual",
-        "manual placement is not in this version; use auto ('rlightning check' shows the plan)",
-    ),
-    _Rule(
-        "cluster.placement.strategy",
-        lambda config: config.cluster.placement.strategy != "default",
-        "placement by a strategy is not in this version; use default ('rlightning check' shows the plan)",
-    ),
-    _Rule(
-        "cluster.placement.env_strategy",
-        lambda config: config.cluster.placement.env_strategy != "default",
-        "envs beside their policies are not in this version; use default ('rlightning check' shows the plan)",
-    ),
-    _Rule(
-        "cluster.resource_pool",
-        lambda config: bool(config.cluster.resource_pool),
-        "resource pools are not in this version; remove it ('rlightning check' shows the plan)",
-    ),
-    _Rule(
-        "cluster.needs",
-        lambda config: config.cluster.needs != WorkerNeedsConfig(),
-        "reserving memory and custom resources is not in this version; remove it ('rlightning check' shows the plan)",
-    ),
-    _Rule(
-        "cluster.buffer_worker_num",
-        lambda config: (
-            config.cluster.buffer_worker_num == "auto"
-            and config.cluster.any_remote
-            and config.cluster.ray_address != "local"
-        ),
-        "auto is not in this version on a running cluster; write a number ('rlightning check' shows the plan)",
-    ),
-)
-"""What is planned and shown, and not yet applied."""
 
 _CONTRADICTIONS = (
     _Rule(
@@ -164,14 +126,9 @@ _CONTRADICTIONS = (
 )
 
 
-def not_yet(config: Config, *, plan_only: bool = False) -> list[Problem]:
-    """List what is asked for and not in this version.
-
-    Args:
-        config: The configuration.
-        plan_only: Whether it is just to be shown, and not to be run.
-    """
-    return _refused(_NOT_YET if plan_only else (*_NOT_YET, *_PLANNED_ONLY), config)
+def not_yet(config: Config) -> list[Problem]:
+    """List what is asked for and not in this version."""
+    return _refused(_NOT_YET, config)
 
 
 def contradictions(config: Config) -> list[Problem]:

@@ -40,12 +40,8 @@ _LONGEST_VALUE = 60
 _PLACEHOLDER = "unnamed"
 
 
-def validate(tree: dict[str, Any], *, plan_only: bool = False) -> tuple[Config | None, list[Problem]]:
+def validate(tree: dict[str, Any]) -> tuple[Config | None, list[Problem]]:
     """Validate a composed configuration; the user's modules are loaded already.
-
-    Args:
-        tree: The configuration.
-        plan_only: Whether it is just to be shown, and not to be run.
 
     Returns:
         The configuration (None if there are problems), and the problems.
@@ -60,7 +56,7 @@ def validate(tree: dict[str, Any], *, plan_only: bool = False) -> tuple[Config |
     usable = config or _without_the_wrong_parts(tree)
     if usable is not None:
         problems += _names(usable, tree)
-        problems += not_yet(usable, plan_only=plan_only)
+        problems += not_yet(usable)
     if config is not None:
         problems += contradictions(config)
     problems += _policy_options(tree, extra)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from rlightning.buffer.assignment import blocks
+from rlightning.buffer.assignment import BufferRoutes, blocks
 from rlightning.buffer.data_buffer import DataBuffer
 from rlightning.buffer.shard import BufferShard
 from rlightning.buffer.storage import RolloutBlock
@@ -185,7 +185,7 @@ def test_what_a_learner_gets_is_its_own_to_write_into_and_a_view_where_the_shard
 
 def two_shards(runtime, learners=2):
     """Env workers 0 and 1 (2 and 1 sub-envs) belong to the first shard, 2 (3 sub-envs) to the second one."""
-    shards = [runtime.make(BufferShard, RolloutBlock, 2, *args) for args in (([2, 1], 0), ([3], 2))]
+    shards = [runtime.make(BufferShard, RolloutBlock, 2, *args) for args in (([2, 1], [0, 1]), ([3], [2]))]
     return DataBuffer(shards, num_env_workers=3, num_learners=learners, call_timeout_s=60)
 
 
@@ -215,6 +215,19 @@ def test_each_learner_gets_the_steps_of_its_env_workers(runtime):
     assert (buffer.size(), buffer.versions()) == (12, (1, 4))
     buffer.clear()
     assert buffer.size() == 0
+
+
+def test_routes_say_which_shard_has_which_env_workers_and_which_learners(runtime):
+    # Env workers 0 and 2 and learner 1 belong to the first shard, env worker 1 and learners 0 and 2 to the second one.
+    shards = [runtime.make(BufferShard, RolloutBlock, 2, *args) for args in (([2, 3], [0, 2]), ([2], [1]))]
+    routes = BufferRoutes(env_shards=(0, 1, 0), learner_shards=(1, 0, 1))
+    buffer = DataBuffer(shards, num_env_workers=3, num_learners=3, routes=routes, call_timeout_s=60)
+    buffer.add_batched_transition(
+        all_three([ret([7, 8, 9]), ret([1, 2]), ret([3, 4])]), all_three([answer([0] * n) for n in (3, 2, 2)])
+    )
+    buffer.truncate_episodes(all_three([ret([1, 1, 1]), ret([2, 2]), ret([3, 3])]))
+    pieces = [piece["observation"].flatten().tolist() for piece in gather(buffer.sample(), 60)]
+    assert pieces == [[3], [1, 2, 7, 8, 9], [4]]
 
 
 def test_a_shard_with_several_learners_gives_each_some_of_its_sub_envs(runtime):

@@ -79,7 +79,7 @@ def test_the_plan_of_a_run_is_a_manual_pool_as_it_stands(folder):
         "defaults: [run, _self_]\n" + yaml.safe_dump(placement_options(first, found, cluster))
     )
     (folder / "run.yaml").write_text(yaml.safe_dump(first.model_dump(mode="json")))
-    again = load_config("again.yaml", plan_only=True).config
+    again = load_config("again.yaml").config
     assert again.cluster.placement.mode == "manual"
     assert seats(plan_placement(again, cluster)) == seats(found)
 
@@ -263,7 +263,7 @@ def test_the_load_of_a_node_is_that_of_the_plan():
 def test_contradictions_of_placement_are_refused():
     def problems(*overrides):
         with pytest.raises(ConfigError) as caught:
-            load_config("ppo_cartpole", overrides, plan_only=True)
+            load_config("ppo_cartpole", overrides)
         return {problem.path for problem in caught.value.problems}
 
     near = "cluster.placement.env_strategy=node-affinity"
@@ -273,7 +273,7 @@ def test_contradictions_of_placement_are_refused():
     }
     assert problems("cluster.placement.mode=manual") == {"cluster.placement.mode"}
     assert problems("cluster.resource_pool.p.num_nodes=1") == {"cluster.resource_pool"}
-    assert load_config("ppo_cartpole", [near, "cluster=ray"], plan_only=True)
+    assert load_config("ppo_cartpole", [near, "cluster=ray"])
 
 
 def test_read_cluster_names_files_as_a_person_would(folder):

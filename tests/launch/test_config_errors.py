@@ -116,17 +116,13 @@ def test_unknown_names_are_reported_beside_all_else() -> None:
 @pytest.mark.parametrize(
     ("override", "word"),
     [
-        ("cluster.placement.mode=manual", "manual placement"),
-        ("cluster.placement.strategy=colocate", "placement by a strategy"),
-        ("cluster.placement.env_strategy=node-affinity", "envs beside"),
-        ("cluster.resource_pool.a.num_nodes=1", "resource pools"),
-        ("cluster.needs.env.memory_gb=1.0", "reserving memory"),
+        ("buffer.auto_truncate_episode=false", "keeping open episodes"),
     ],
 )
 def test_what_this_version_does_not_do_is_refused_by_name(override: str, word: str) -> None:
     # A typo elsewhere does not hide it.
     found = problems_of("ppo_cartpole", override, "train.foo=1")
-    path = override.partition("=")[0].removesuffix(".a.num_nodes").removesuffix(".env.memory_gb")
+    path = override.partition("=")[0]
     assert set(found) == {path, "train.foo"}
     assert word in found[path].message
     assert "not in this version" in found[path].message
@@ -141,6 +137,18 @@ def test_options_that_contradict_each_other_are_refused() -> None:
     assert "more than there are env workers" in found.message
     found = problems_of("ppo_cartpole", "cluster.buffer_worker_num=2", "env.num_workers=2")["cluster.buffer_worker_num"]
     assert "more than cluster.train_worker_num" in found.message
+
+
+def test_what_does_not_go_with_collecting_by_fragment_is_refused() -> None:
+    near = ["cluster.placement.env_strategy=process-colocate", "env.num_workers=2"]
+    assert load_config("ppo_cartpole", [*near, "cluster.eval_worker_num=2"])
+    for overrides, path in (
+        (["cluster.remote_env=true"], "cluster.placement.env_strategy"),
+        (["cluster.eval_worker_num=3"], "cluster.eval_worker_num"),
+        (["engine=rsl"], "engine"),
+        (["policy.rollout_mode=async"], "policy.rollout_mode"),
+    ):
+        assert path in problems_of("ppo_cartpole", *near, *overrides)
 
 
 def test_pools_are_checked_as_strictly_as_all_else() -> None:

@@ -135,9 +135,9 @@ def test_auto_is_a_shard_per_node_with_learners():
     assert shard_count(["a"], 8) == 1
 
 
-def test_env_workers_that_cannot_be_shared_out_are_refused():
-    with pytest.raises(PlacementError, match=r"5 env workers .* 2 eval policies.*env.num_workers to a multiple of 2"):
-        plan(nodes(1), [*workers("eval", 2), *workers("env", 5)], env_strategy="process-colocate")
+def test_env_workers_live_with_the_policies_that_answer_them_also_where_some_have_more():
+    found = plan(nodes(1), [*workers("eval", 2), *workers("env", 5)], env_strategy="process-colocate")
+    assert [slot.process for slot in found.of("env")] == ["eval[0]", "eval[1]", "eval[0]", "eval[1]", "eval[0]"]
 
 
 def test_device_colocate_wants_a_share_of_both():

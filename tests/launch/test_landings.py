@@ -1,0 +1,57 @@
+"""Workers land where the plan says, by Ray's own view."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+WAYS = ("disaggregate default", "colocate default", "colocate device-colocate", "default node-affinity", "manual")
+
+
+@pytest.fixture(scope="module")
+def results():
+    program = [sys.executable, "-m", "tests.launch.landings"]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("way", WAYS)
+def test_every_worker_is_on_the_node_and_the_device_of_its_slot(results, way):
+    assert len(results[way]["wanted"]) >= 10
+    assert results[way]["found"] == results[way]["wanted"]
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_strategies_keep_their_promises_there(results):
+    def node(way, worker):
+        return results[way]["found"][worker][0]
+
+    learn = {node("disaggregate default", worker) for worker in ("train[0]", "train[1]", "buffer[0]")}
+    act = {node("disaggregate default", f"{role}[{i}]") for role in ("eval", "env") for i in range(2)}
+    assert not learn & act
+    for i in range(2):
+        assert results["colocate default"]["found"][f"eval[{i}]"] == results["colocate default"]["found"][f"train[{i}]"]
+    for env in range(4):
+        beside = results["colocate device-colocate"]["found"]
+        assert beside[f"env[{env}]"] == beside[f"eval[{env % 2}]"]
+        assert node("default node-affinity", f"env[{env}]") == node("default node-affinity", f"eval[{env % 2}]")
+    # One shard per node with learners; the data of an env worker stay on its node.
+    assert results["default node-affinity"]["routes"] == [[0, 1, 0, 1], [0, 1]]
+    # The plan of that run as a manual pool gives the same places.
+    assert results["manual"] == results["default node-affinity"]
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_what_does_not_fit_is_told_before_anything_starts_and_nothing_stays_held(results):
+    assert "5 GPUs are asked for (train 9 x 0.5, eval 2 x 0.25), and the cluster has 4" in results["refusal"]
+    assert "lower cluster.train_worker_num" in results["refusal"]
+    assert results["free"] == 14
