@@ -28,7 +28,7 @@ from rlightning.launch.check_placement import (
 from rlightning.launch.load import LoadedConfig
 from rlightning.launch.place import plan_placement, with_shards
 from rlightning.launch.scale import Rates
-from rlightning.launch.workers import WorkerPlan, plan_workers
+from rlightning.launch.workers import WorkerPlan, plan_workers, shares_processes
 from rlightning.observability.run_folder import to_yaml
 from rlightning.placement import Cluster
 from rlightning.policy.base_policy import BasePolicy, PolicyRole
@@ -38,6 +38,7 @@ from rlightning.types import EnvMeta
 from rlightning.types.tree import tree_leaves
 from rlightning.weights.topology import transport
 
+_WITHIN = "in memory"
 _COLUMN_BYTES = 4 + 3 + 8
 """Reward (float32), three flags, and the version (int64) of one transition."""
 
@@ -184,13 +185,22 @@ def flows(config: Config, plan: WorkerPlan, sizes: Sizes) -> list[Flow]:
     def flow(what: str, sender: str, sent: list[WorkerSpec], receiver: str, got: list[WorkerSpec], size: int) -> Flow:
         return Flow(what, sender, receiver, _transport(sent, got), size)
 
+    if shares_processes(config):
+        collected = [
+            Flow("observations", envs, actors, _WITHIN, rows * sizes.observation),
+            Flow("actions", actors, envs, _WITHIN, rows * sizes.action),
+            flow("fragments of transitions", actors, plan.eval, shards, plan.buffer, rows * transition),
+        ]
+    else:
+        seen = rows * (sizes.observation + _COLUMN_BYTES)
+        collected = [
+            flow("observations", envs, plan.env, actors, plan.eval, rows * sizes.observation),
+            flow("actions", actors, plan.eval, envs, plan.env, rows * sizes.action),
+            flow("observations and rewards", envs, plan.env, shards, plan.buffer, seen),
+            flow("actions and their extras", actors, plan.eval, shards, plan.buffer, rows * sizes.action),
+        ]
     return [
-        flow("observations", envs, plan.env, actors, plan.eval, rows * sizes.observation),
-        flow("actions", actors, plan.eval, envs, plan.env, rows * sizes.action),
-        flow(
-            "observations and rewards", envs, plan.env, shards, plan.buffer, rows * (sizes.observation + _COLUMN_BYTES)
-        ),
-        flow("actions and their extras", actors, plan.eval, shards, plan.buffer, rows * sizes.action),
+        *collected,
         flow("transitions", shards, plan.buffer, learners, plan.train, rows * transition),
         _weight_flow(config, plan, sizes.weights),
     ]
@@ -213,7 +223,7 @@ def _weight_transport(config: Config, plan: WorkerPlan) -> str:
 
 def _transport(senders: Sequence[WorkerSpec], receivers: Sequence[WorkerSpec]) -> str:
     remote = any(spec.remote for spec in (*senders, *receivers))
-    return "Ray's object store" if remote else "in memory"
+    return "Ray's object store" if remote else _WITHIN
 
 
 def _names(specs: Sequence[WorkerSpec]) -> str:
@@ -235,6 +245,8 @@ def _workers_table(plan: WorkerPlan, config: Config) -> Table:
             last = f"..{specs[-1].name.partition('[')[2]}" if each else ""
             name = first.name.removesuffix("]") + last if each else first.name
             place = f"{'processes' if each else 'a process'} on {ray}" if first.remote else "this process"
+            if first.host and config.cluster.remote_eval:
+                place = f"the process{'es' if each else ''} of eval policies"
             cpus = f"{first.num_cpus:g}{each}" if first.remote else ""
             gpus = f"{first.num_gpus:g}{each}" if first.num_gpus else ""
             table.add_row(escape(name), place, cpus, gpus)
