@@ -1,0 +1,112 @@
+"""Fragments come from the process of their env workers and say who failed; that process belongs to both groups."""
+
+import numpy as np
+import pytest
+
+from rlightning.buffer.data_buffer import DataBuffer
+from rlightning.buffer.shard import BufferShard
+from rlightning.buffer.storage import RolloutBlock
+from rlightning.engine.fragments import FragmentEngine, FragmentGroup
+from rlightning.errors import NotEnoughData, ProtocolError, WorkerError
+from rlightning.launch.assemble import assemble, build_env_group, build_policy_group
+from rlightning.runtime import gather
+from rlightning.types.fragment import Fragment
+from tests.engine.doubles import config
+from tests.engine.envs import OPEN
+
+NEAR = {"placement": {"env_strategy": "process-colocate"}}
+
+
+@pytest.fixture(autouse=True)
+def _all_envs_are_closed():
+    OPEN.clear()
+    yield
+    assert OPEN == []
+
+
+def near(**sections):
+    cluster = {**NEAR, "eval_worker_num": 2, **sections.pop("cluster", {})}
+    return config(env={"num_workers": 3, **sections.pop("env", {})}, cluster=cluster, **sections)
+
+
+def test_a_fragment_is_of_one_version_and_of_the_env_workers_of_its_process():
+    with assemble(near()) as engine:
+        assert type(engine) is FragmentEngine
+        engine.start()
+        fragments = engine._fragments.collect()
+        assert [env_ids for env_ids, _ in fragments] == [(0, 2), (1,)]
+        first, second = gather([future for _, future in fragments])
+        assert (first.num_envs, first.version) == ((2, 2), 0)
+        # 5 steps of 2 x 2 and of 2 sub-envs.
+        assert first.fields["observation"].shape == (5, 4, 3)
+        assert second.fields["reward"].shape == (5, 2)
+        assert set(np.unique(first.fields["version"])) == {0}
+
+
+def test_a_run_by_fragment_trains():
+    with assemble(near()) as engine:
+        result = engine.run()
+    # 3 epochs of 5 steps in 3 workers with 2 sub-envs each.
+    assert (result.epochs, result.env_steps) == (3, 90)
+
+
+def test_an_env_that_fails_within_a_fragment_is_named_with_its_step():
+    with (
+        pytest.raises(WorkerError, match=r"the motor is off \(step 7 of this worker\)") as caught,
+        assemble(near(env={"env_kwargs": {"fail_at": 7}})) as engine,
+    ):
+        engine.run()
+    assert (caught.value.worker, caught.value.method) == ("env[0]", "step")
+
+
+def test_policies_that_live_with_envs_come_from_the_env_group():
+    made = near()
+    with pytest.raises(ProtocolError, match="call build_env_group before build_policy_group"):
+        build_policy_group(made, None)
+    envs = build_env_group(made)
+    try:
+        group = build_policy_group(made, envs.env_meta)
+        assert group.eval_list == list(dict.fromkeys(worker.host.target for worker in envs.workers))
+        # A second group would need other processes.
+        with pytest.raises(ProtocolError, match="call build_env_group"):
+            build_policy_group(made, envs.env_meta)
+        group.shutdown()
+    finally:
+        envs.close()
+
+
+def test_env_workers_with_processes_of_their_own_give_no_fragments():
+    envs = build_env_group(config())
+    try:
+        with pytest.raises(ProtocolError, match="env worker 0 does not live in the process of an eval policy"):
+            FragmentGroup(envs, RolloutBlock, 5)
+    finally:
+        envs.close()
+
+
+def test_each_shard_takes_its_env_workers_out_of_a_fragment():
+    shards = [BufferShard(RolloutBlock, 2, [1], [0]), BufferShard(RolloutBlock, 2, [2], [1])]
+    buffer = DataBuffer(shards, num_env_workers=2, num_learners=2)
+    columns = np.arange(6, dtype=np.float32).reshape(2, 3)
+    flags = np.zeros((2, 3), np.bool_)
+    fields = {
+        "observation": columns,
+        "next_observation": columns + 1,
+        "action": columns,
+        "reward": columns,
+        "terminated": flags,
+        "truncated": flags,
+        "valid": ~flags,
+        "version": np.zeros((2, 3), np.int64),
+    }
+    for array in fields.values():
+        array.flags.writeable = False  # as what comes out of an object store
+    buffer.add_fragment_async((0, 1), Fragment((0, 1), (1, 2), 0, fields)).result()
+    first, second = gather(buffer.sample())
+    assert first["observation"].tolist() == [[0], [3]]
+    assert second["observation"].tolist() == [[1, 2], [4, 5]]
+    assert second["next_observation"].tolist() == [[2, 3], [5, 6]]
+    # A second one does not fit.
+    with pytest.raises(WorkerError) as caught:
+        buffer.add_fragment_async((0, 1), Fragment((0, 1), (1, 2), 0, fields)).result()
+    assert isinstance(caught.value.__cause__, NotEnoughData)
