@@ -4,18 +4,15 @@
 #   PYTHON     the interpreter to build the environment with (3.11 or later)
 #   VENV       where the environment lies
 #   PIP_FLAGS  further arguments for pip, such as an index of CPU-only builds of torch
-#   JOBS       processes that run tests
 #   PRESET     what `make train` trains, and ARGS its overrides: make train PRESET=ppo_cartpole ARGS="seed=1"
 
 PYTHON    ?= python3
 VENV      ?= .venv
 PIP_FLAGS ?=
-JOBS      ?= 2
 PRESET    ?= ppo_halfcheetah
 ARGS      ?=
 
 BIN := $(VENV)/bin
-PYTEST := $(BIN)/pytest -n $(JOBS) --dist loadfile
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt $(PIP_FLAGS)
 
 .DEFAULT_GOAL := help
@@ -32,7 +29,7 @@ test: check  ## set everything up and run every check
 check: lint types imports docs tests  ## all checks: format, lint, types, layers, docs, tests and doctests
 
 quick: $(VENV)/stamp-dev  ## the tests that take seconds
-	$(PYTEST) -m "not slow"
+	$(BIN)/pytest -m "not slow"
 
 lint: $(VENV)/stamp-dev  ## format and lint, without changing a file
 	$(BIN)/ruff format --check .
@@ -49,7 +46,7 @@ imports: $(VENV)/stamp-dev  ## who may import whom
 	$(BIN)/lint-imports
 
 tests: $(VENV)/stamp-dev  ## all tests and doctests, the quick ones first
-	$(PYTEST)
+	$(BIN)/pytest
 
 gpu: $(VENV)/stamp-dev  ## the tests that need a GPU, for a machine that has one
 	$(BIN)/pytest -m gpu

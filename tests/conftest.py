@@ -17,13 +17,8 @@ settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Count tests that start processes among the slow ones, and run the quick ones first: most mistakes show early."""
-    for item in items:
-        # The room that makes processes is tested with them at any rate.
-        if item.get_closest_marker("ray") is not None and "tests/runtime" not in item.path.as_posix():
-            item.add_marker(pytest.mark.slow)
+    """Run the quick tests first, so that most mistakes show early."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
 
 
