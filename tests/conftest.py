@@ -17,8 +17,13 @@ settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the quick tests first, so that most mistakes show early."""
+    """Count tests that start processes among the slow ones, and run the quick ones first: most mistakes show early."""
+    for item in items:
+        # The room that makes processes is tested with them at any rate.
+        if item.get_closest_marker("ray") is not None and "tests/runtime" not in item.path.as_posix():
+            item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
 
 
@@ -50,6 +55,16 @@ def ray_cluster() -> Iterator[None]:
     ray_backend.join("local", num_cpus=16, num_gpus=0)
     yield
     ray_backend.leave()
+
+
+@pytest.fixture(scope="session")
+def held_policies(ray_cluster: None) -> Iterator[Any]:
+    """Remote policies that all tests share."""
+    from tests.policy.crew import Held
+
+    held = Held()
+    yield held
+    held.stop()
 
 
 @pytest.fixture(params=["local", pytest.param("ray", marks=pytest.mark.ray)])

@@ -15,28 +15,55 @@ PLACES = {LOCAL: (False, False), RAY: (True, True), MIXED: (False, True)}
 EVERYWHERE = [
     LOCAL,
     pytest.param(RAY, marks=pytest.mark.ray),
-    pytest.param(MIXED, marks=[pytest.mark.ray, pytest.mark.slow]),
+    pytest.param(MIXED, marks=pytest.mark.ray),
 ]
 
 
-class Crew:
-    """Makes policies; remote ones are kept for all tests, since processes start slowly."""
+class Held:
+    """Remote policies that are kept for further tests, since processes start slowly."""
 
-    def __init__(self, place):
-        self.place, self._pool, self._held = place, WorkerPool(), {}
+    def __init__(self):
+        self._pool, self._policies = WorkerPool(), {}
+
+    def take(self, specs):
+        """Give the policies of some specs; those that no test has asked for before are started together."""
+        keys = [(spec.cls, spec.args[0].model_dump_json(), spec.name) for spec in specs]
+        missing = [(key, spec) for key, spec in zip(keys, specs, strict=True) if key not in self._policies]
+        started = self._pool.start([spec for _, spec in missing])
+        self._policies.update((key, policy) for (key, _), policy in zip(missing, started, strict=True))
+        return [self._policies[key] for key in keys]
+
+    def stop(self):
+        self._pool.stop()
+        self._policies.clear()
+
+
+class Crew:
+    """Makes policies; remote ones are kept until ``stop``, or longer where they are ``held`` by somebody else."""
+
+    def __init__(self, place, held=None):
+        self.place, self._own = place, Held()
+        self._held = self._own if held is None else held
+        self._local = {}
 
     def policies(self, cls, learners=2, actors=2, config=None):
         config = PolicyConfig() if config is None else config
-        key = (cls, learners, actors, config.model_dump_json())
-        if key not in self._held:
-            first, others = PLACES[self.place]
-            roles = [PolicyRole.TRAIN] * learners + [PolicyRole.EVAL] * actors
-            specs = [
-                WorkerSpec(cls, (config, role), f"{role.value}[{i}]", first if i == 0 else others, num_cpus=0.01)
-                for i, role in enumerate(roles)
-            ]
-            self._held[key] = self._pool.start(specs)
-        return self._held[key][:learners], self._held[key][learners:]
+        first, others = PLACES[self.place]
+        roles = [PolicyRole.TRAIN] * learners + [PolicyRole.EVAL] * actors
+        specs = []
+        for i, role in enumerate(roles):
+            index = i if role is PolicyRole.TRAIN else i - learners
+            remote = first if i == 0 else others
+            specs.append(WorkerSpec(cls, (config, role), f"{role.value}[{index}]", remote, num_cpus=0.01))
+        remote = iter(self._held.take([spec for spec in specs if spec.remote]))
+        policies = [next(remote) if spec.remote else self._make(spec) for spec in specs]
+        return policies[:learners], policies[learners:]
+
+    def _make(self, spec):
+        key = (spec.cls, spec.args[0].model_dump_json(), spec.name)
+        if key not in self._local:
+            self._local[key] = spec.cls(*spec.args)
+        return self._local[key]
 
     def group(self, cls, learners=2, actors=2, *, config=None, seed=7, timeout_s=100.0):
         config = PolicyConfig() if config is None else config
@@ -44,13 +71,11 @@ class Crew:
         return PolicyGroup(*policies, config, seed=seed, call_timeout_s=timeout_s)
 
     def stop(self):
-        self._pool.stop()
+        self._own.stop()
 
 
 def crews(request):
     """The body of a fixture that is parametrised by ``EVERYWHERE``."""
-    if request.param != LOCAL:
-        request.getfixturevalue("ray_cluster")
-    crew = Crew(request.param)
+    crew = Crew(request.param, None if request.param == LOCAL else request.getfixturevalue("held_policies"))
     yield crew
     crew.stop()

@@ -34,9 +34,9 @@ def test_an_actor_becomes_a_learner_and_an_actor_again(crew):
     group = crew.group(Momentum)
     group.init_comm_group()
     group.init(TrainConfig(max_epochs=10))
-    first = as_handle(group.train_list[0])
+    first, second = (as_handle(policy) for policy in group.train_list)
     first.call(Momentum.set_weight, 0.0).result(60)
-    as_handle(group.train_list[1]).call(Momentum.set_weight, 0.0).result(60)
+    second.call(Momentum.set_weight, 0.0).result(60)
     # v = -2, w = 1; then v = -1 + (1 - 3) = -3, w = 2.5.
     assert train(group, [2.0], [2.0]) == pytest.approx(1.0)
     assert train(group, [1.0], [5.0]) == pytest.approx(2.5)
@@ -57,6 +57,8 @@ def test_an_actor_becomes_a_learner_and_an_actor_again(crew):
     assert train(group, [4.5]) == pytest.approx(4.5)
     assert push(group) == 4
     assert group.compare_weights() == []
+    # As other tests expect to find it.
+    second.call(BasePolicy.change_role, PolicyRole.TRAIN).result(60)
 
 
 def test_roles_that_cannot_change_are_refused():
