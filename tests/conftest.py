@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,9 @@ from hypothesis import settings
 from rlightning.runtime.spawn import WorkerPool, WorkerSpec
 
 torch.set_num_threads(1)
+# torch asks for the name of every address that it connects to, and a name server that loses a question would cost five
+# seconds each time. Processes that tests start inherit it.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 # A busy machine is no reason to fail.
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
