@@ -16,7 +16,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt $(PIP_FLAGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help train test check quick lint format types imports tests gpu docs bench clean
+.PHONY: help train test check quick lint format types imports tests exhaustive gpu docs bench clean
 
 help:  ## list the commands
 	@sed -n 's/^\([a-z]*\):.*## */  make \1|/p' Makefile | awk -F'|' '{printf "%-14s %s\n", $$1, $$2}'
@@ -29,7 +29,7 @@ test: check  ## set everything up and run every check
 check: lint types imports docs tests  ## all checks: format, lint, types, layers, docs, tests and doctests
 
 quick: $(VENV)/stamp-dev  ## the tests that take seconds
-	$(BIN)/pytest -m "not slow"
+	$(BIN)/pytest -m "not slow and not exhaustive"
 
 lint: $(VENV)/stamp-dev  ## format and lint, without changing a file
 	$(BIN)/ruff format --check .
@@ -46,7 +46,10 @@ imports: $(VENV)/stamp-dev  ## who may import whom
 	$(BIN)/lint-imports
 
 tests: $(VENV)/stamp-dev  ## all tests and doctests, the quick ones first
-	$(BIN)/pytest
+	$(BIN)/pytest -m "not exhaustive"
+
+exhaustive: $(VENV)/stamp-dev  ## the variants that `make tests` leaves out, since they would take it beyond half an hour
+	$(BIN)/pytest -m exhaustive
 
 gpu: $(VENV)/stamp-dev  ## the tests that need a GPU, for a machine that has one
 	$(BIN)/pytest -m gpu

@@ -33,8 +33,15 @@ def test_one_env_worker_gets_the_same_answers_as_with_sync_rollouts():
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("engine", ["syncrl", "rsl"])
-@pytest.mark.parametrize("places", [{}, pytest.param(FAR, marks=[pytest.mark.ray, pytest.mark.slow])])
+@pytest.mark.parametrize(
+    ("places", "engine"),
+    [
+        ({}, "syncrl"),
+        ({}, "rsl"),
+        pytest.param(FAR, "syncrl", marks=pytest.mark.ray),
+        pytest.param(FAR, "rsl", marks=[pytest.mark.ray, pytest.mark.exhaustive]),
+    ],
+)
 def test_several_env_workers_and_policies_run(request, engine, places):
     if places:
         request.getfixturevalue("ray_cluster")

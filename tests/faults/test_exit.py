@@ -48,7 +48,9 @@ def test_a_driver_that_raises_ends_and_leaves_no_process(tmp_path):
         assert driver.nothing_left()
 
 
-@pytest.mark.parametrize("remote", [False, True], ids=["local", "remote"])
+@pytest.mark.parametrize(
+    "remote", [pytest.param(False, id="local"), pytest.param(True, id="remote", marks=pytest.mark.exhaustive)]
+)
 def test_a_program_that_ends_without_close_ends_quietly(tmp_path, remote):
     with program(script(tmp_path, ONE_STEP.format(remote=remote, then="")), tmp_path) as driver:
         driver.wait_for(lambda: "stepped" in driver.output or driver.process.poll() is not None)
@@ -57,7 +59,9 @@ def test_a_program_that_ends_without_close_ends_quietly(tmp_path, remote):
         assert driver.nothing_left()
 
 
-@pytest.mark.parametrize("remote", [False, True], ids=["local", "remote"])
+@pytest.mark.parametrize(
+    "remote", [pytest.param(False, id="local"), pytest.param(True, id="remote", marks=pytest.mark.exhaustive)]
+)
 def test_a_run_that_ends_without_close_ends_quietly(tmp_path, remote):
     text = f"""
 from rlightning.launch import assemble

@@ -79,7 +79,6 @@ def main():
     try:
         for strategy, env_strategy in (
             ("disaggregate", "default"),
-            ("colocate", "default"),
             ("colocate", "device-colocate"),
             ("default", "node-affinity"),
         ):

@@ -171,7 +171,7 @@ def traced(places=None, **env_kwargs):
     return usual.model_copy(update={"log": LogConfig(trace=True)})
 
 
-@pytest.mark.parametrize("remote", [False, pytest.param(True, marks=pytest.mark.ray)])
+@pytest.mark.parametrize("remote", [False, pytest.param(True, marks=[pytest.mark.ray, pytest.mark.exhaustive])])
 def test_every_worker_has_a_lane_of_what_it_did(request, tmp_path, remote):
     if remote:
         request.getfixturevalue("ray_cluster")

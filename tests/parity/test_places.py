@@ -88,7 +88,9 @@ def test_with_all_workers_remote_nothing_differs(here, ray_cluster):
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("places", MIXED.values(), ids=MIXED)
+@pytest.mark.parametrize(
+    "places", [pytest.param(MIXED["envs and learner"], marks=pytest.mark.exhaustive), MIXED["actors and buffer"]]
+)
 def test_with_some_workers_remote_nothing_differs(here, ray_cluster, places):
     mixed = run(cart_pole(**places), EPOCHS)
     assert mixed["rows"] == here["rows"]
@@ -103,14 +105,21 @@ def test_the_way_that_weights_take_changes_nothing(here, strategy):
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("strategy", ["Double", "Shared", "Sharded"])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        pytest.param("Double", marks=pytest.mark.exhaustive),
+        "Shared",
+        pytest.param("Sharded", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_the_way_that_weights_take_between_processes_changes_nothing(here, ray_cluster, strategy):
     remote = run(cart_pole(strategy=strategy, **BOTH), EPOCHS)
     assert remote["rows"] == here["rows"]
     assert anywhere(remote) == anywhere(here)
 
 
-@pytest.mark.parametrize("places", [{}, pytest.param(BOTH, marks=[pytest.mark.ray, pytest.mark.slow])])
+@pytest.mark.parametrize("places", [{}, pytest.param(BOTH, marks=[pytest.mark.ray, pytest.mark.exhaustive])])
 def test_colocated_policies_give_the_same_numbers(request, places):
     if places:
         request.getfixturevalue("ray_cluster")
@@ -121,7 +130,7 @@ def test_colocated_policies_give_the_same_numbers(request, places):
 
 
 @pytest.mark.ray
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(600)
 def test_a_simulator_in_other_processes_gives_the_same_numbers(ray_cluster):
     remote = run(half_cheetah(remote_env=True, remote_train=True), 2)

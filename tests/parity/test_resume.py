@@ -46,7 +46,14 @@ def resume_in_a_new_process(config, at, until, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config", [ppo(), coin(), replay()], ids=["ppo", "exploration schedule", "off-policy"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(ppo(), id="ppo"),
+        pytest.param(coin(), id="exploration schedule", marks=pytest.mark.exhaustive),
+        pytest.param(replay(), id="off-policy"),
+    ],
+)
 @pytest.mark.timeout(400)
 def test_20_updates_are_10_and_10_more_in_a_new_process(config, tmp_path):
     straight = run(config, 20)

@@ -12,7 +12,7 @@ from tests.runtime.workers import Worker
 
 
 @pytest.mark.ray
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(600)
 def test_workers_land_in_their_bundles_and_share_a_device_with_all_who_are_there():
     program = [sys.executable, "-m", "tests.runtime.reservations"]
