@@ -6,6 +6,7 @@ run, and do nothing.
 
 import json
 import sys
+import time
 from dataclasses import replace
 
 import ray
@@ -70,6 +71,14 @@ def land(made):
     }, pools
 
 
+def all_free(cpus, timeout_s):
+    """Wait until Ray has noticed that nothing is held any more; gives the CPUs that are free."""
+    end = time.monotonic() + timeout_s
+    while (free := ray.available_resources().get("CPU", 0.0)) < cpus and time.monotonic() < end:
+        time.sleep(0.2)
+    return free
+
+
 def main():
     cluster = Cluster()
     for node in NODES:
@@ -91,7 +100,7 @@ def main():
             land(config(cluster.address, "disaggregate", "default", train_worker_num=9))
         except PlacementError as error:
             results["refusal"] = str(error)
-        results["free"] = ray.available_resources()["CPU"]
+        results["free"] = all_free(14, 60.0)
     finally:
         ray.shutdown()
         cluster.shutdown()
