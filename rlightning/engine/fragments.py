@@ -71,11 +71,11 @@ class FragmentGroup:
     def __init__(
         self, env_group: EnvGroup, storage_class: type[Any], num_steps: int, timeout_s: float | None = None
     ) -> None:
-        held: dict[int, tuple[WorkerHandle, list[int], list[str]]] = {}
+        held: dict[str, tuple[WorkerHandle, list[int], list[str]]] = {}
         for env_id, worker in zip(env_group.env_ids, env_group.workers, strict=True):
             if not isinstance(worker, Guest):
                 raise ProtocolError(f"env worker {env_id} does not live in the process of an eval policy")
-            _, env_ids, keys = held.setdefault(id(worker.host), (worker.host, [], []))
+            _, env_ids, keys = held.setdefault(worker.host.name, (worker.host, [], []))
             env_ids.append(env_id)
             keys.append(worker.key)
         self._collectors: list[tuple[Guest, tuple[int, ...]]] = []

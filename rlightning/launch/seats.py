@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -35,7 +36,7 @@ def seats_of(config: Config) -> RunSeats | None:
     if not _is_placed(config):
         return None
     for seats in _OPEN:
-        if config in (seats.asked, seats.config):
+        if seats.serves(config):
             return seats
     seats = RunSeats(config)
     _OPEN.append(seats)
@@ -56,8 +57,13 @@ class RunSeats:
         self.asked = config
         self._config = config
         self._plan: Plan | None = None
+        self._node_ids: dict[str, str] = {}  # Ray's ids by the names of the plan
         self._reservation: Reservation | None = None
         self._users = 0
+
+    def serves(self, config: Config) -> bool:
+        """Tell whether these are the places of a configuration, as it was given or as the cluster completed it."""
+        return config in (self.asked, self._config)
 
     @property
     def config(self) -> Config:
@@ -92,10 +98,14 @@ class RunSeats:
     def take(self) -> None:
         from rlightning.runtime import ray_backend
 
-        if self._reservation is None and self.plan.binding:
-            ids = {name: node.node_id for name, node in _names(ray_backend.list_nodes()).items()}
-            held = [(ids[bundle.node], _by_rays_names(bundle)) for bundle in self.plan.bundles]
-            self._reservation = ray_backend.reserve(held, self._config.cluster.start_timeout_s)
+        plan = self.plan
+        if self._reservation is None and plan.binding:
+            held = [(self._node_ids[bundle.node], _by_rays_names(bundle)) for bundle in plan.bundles]
+            try:
+                self._reservation = ray_backend.reserve(held, self._config.cluster.start_timeout_s)
+            except BaseException:
+                self._end()
+                raise
         self._users += 1
 
     def place_of(self, worker: str) -> Mapping[str, Any]:
@@ -105,16 +115,20 @@ class RunSeats:
         return self._reservation.options(slot.bundle)
 
     def leave(self) -> None:
-        from rlightning.runtime import ray_backend
-
         self._users -= 1
         if not self._users:
-            if self._reservation is not None:
-                self._reservation.release()
-            self._reservation = self._plan = None
-            if self in _OPEN:
-                _OPEN.remove(self)
-            ray_backend.leave()
+            self._end()
+
+    def _end(self) -> None:
+        """Give everything back; whoever starts a run of this configuration later plans anew."""
+        from rlightning.runtime import ray_backend
+
+        if self._reservation is not None:
+            self._reservation.release()
+        self._reservation = self._plan = None
+        if self in _OPEN:
+            _OPEN.remove(self)
+        ray_backend.leave()
 
     def _join(self) -> None:
         """Look at the cluster and plan, once; Ray is kept until the last worker has left."""
@@ -126,28 +140,27 @@ class RunSeats:
         cpus, gpus = sum(spec.num_cpus for spec in remote), sum(spec.num_gpus for spec in remote)
         ray_backend.join(self.asked.cluster.ray_address, cpus, gpus)
         try:
-            cluster = running_cluster(ray_backend.list_nodes())
+            nodes = ray_backend.list_nodes()
+            cluster = running_cluster(nodes)
+            self._node_ids = {name: node.node_id for name, node in _names(nodes).items()}
             self._config = with_shards(self.asked, cluster)
             self._plan = plan_placement(self._config, cluster)
-            self._save(self._plan, cluster)
+            folder = current_run.get().plan_dir
+            if folder is not None and self._plan.binding:
+                save_plan(folder, self._config, self._plan, cluster)
         except BaseException:
-            if self in _OPEN:
-                _OPEN.remove(self)
-            ray_backend.leave()
+            self._end()
             raise
 
-    def _save(self, plan: Plan, cluster: Cluster) -> None:
-        """Keep the plan with the run, and a configuration that gives every worker the same place again."""
-        folder = current_run.get().plan_dir
-        if folder is None or not plan.binding:
-            return
-        (folder / PLAN).write_text(yaml.safe_dump(plan.to_dict(), sort_keys=False), encoding="utf-8")
-        tree = self.asked.model_dump(mode="json")
-        for section, options in placement_options(self._config, plan, cluster)["cluster"].items():
-            tree["cluster"][section] = options
-        header = "# The run again, with every worker in the place that it had: rlightning train FILE\n"
-        text = yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, default_flow_style=None)
-        (folder / PLACED).write_text(header + text, encoding="utf-8")
+
+def save_plan(folder: Path, config: Config, plan: Plan, cluster: Cluster) -> None:
+    """Write ``PLAN`` and ``PLACED`` into the folder of a run."""
+    (folder / PLAN).write_text(yaml.safe_dump(plan.to_dict(), sort_keys=False), encoding="utf-8")
+    tree = config.model_dump(mode="json")
+    tree["cluster"] |= placement_options(config, plan, cluster)["cluster"]
+    header = "# The run again, with every worker in the place that it had: rlightning train FILE\n"
+    text = yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, default_flow_style=None)
+    (folder / PLACED).write_text(header + text, encoding="utf-8")
 
 
 def running_cluster(nodes: list[RayNode]) -> Cluster:

@@ -143,7 +143,6 @@ class WorkerPool:
         self._setup.apply("driver")
         hosts = [spec for spec in specs if not spec.host]
         workers = self._start(hosts)
-        # One handle per host: guests of one process are told by it.
         by_name = {spec.name: as_handle(worker, spec.name) for spec, worker in zip(hosts, workers, strict=True)}
         guests = [start_guest(by_name[spec.host], spec.cls, spec.args, spec.name) for spec in specs if spec.host]
         gather([built for _, built in guests], self._start_timeout_s)
