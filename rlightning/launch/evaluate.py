@@ -192,7 +192,8 @@ def _for_evaluation(config: Config, request: EvalRequest) -> Config:
         "deterministic": False if request.sampled else None,
     }
     evaluation = config.evaluation.model_copy(update={key: value for key, value in asked.items() if value is not None})
-    local = dict.fromkeys(("remote_env", "remote_eval", "remote_storage", "remote_train"), False)
+    here: dict[str, Any] = dict.fromkeys(("remote_env", "remote_eval", "remote_storage", "remote_train"), False)
+    here |= dict.fromkeys(("eval_worker_num", "train_worker_num", "buffer_worker_num"), 1)
     policy = config.policy
     if not available_gpus():
         policy = policy.model_copy(update={"train_num_gpus": 0.0, "eval_num_gpus": 0.0})
@@ -202,7 +203,7 @@ def _for_evaluation(config: Config, request: EvalRequest) -> Config:
             "engine": "eval",
             "evaluation": evaluation,
             "policy": policy,
-            "cluster": config.cluster.model_copy(update={**local, "eval_worker_num": 1}),
+            "cluster": config.cluster.model_copy(update=here),
             # Training envs are just asked for their spaces.
             "env": [kind.model_copy(update=one_each) for kind in config.env],
         }
