@@ -9,7 +9,7 @@ from rlightning.engine.sync_engine import SyncEngine
 from rlightning.env.env_group import EnvGroup
 from rlightning.env.env_worker import EnvWorker
 from rlightning.errors import ProtocolError
-from rlightning.policy.base_policy import BasePolicy
+from rlightning.policy.base_policy import BasePolicy, PolicyRole
 from rlightning.runtime import Future, Guest, WorkerHandle, gather
 from rlightning.runtime.guests import guest_here, start_guest
 from rlightning.types import EnvRet
@@ -37,8 +37,13 @@ class FragmentCollector:
         """Make T steps; requests of all env workers share a forward pass, as they do step by step.
 
         Raises:
-            ProtocolError: If new weights came in force meanwhile.
+            ProtocolError: If new weights came in force meanwhile, or the policy learns now and acts no more.
         """
+        if policy.role_type is not PolicyRole.EVAL:
+            raise ProtocolError(
+                f"env workers {list(self._env_ids)} live with a policy that has become a train policy: with "
+                f"process-colocate only policies without env workers may change their roles"
+            )
         block, workers = self._block, self._workers
         block.clear()
         seen: list[EnvRet] = [worker.current() for worker in workers]

@@ -59,6 +59,14 @@ def test_an_env_that_fails_within_a_fragment_is_named_with_its_step():
     assert (caught.value.worker, caught.value.method) == ("env[0]", "step")
 
 
+def test_a_policy_that_became_a_learner_does_not_act_for_its_env_workers():
+    with assemble(near()) as engine:
+        engine.start()
+        engine.policy_group.convert_eval_to_train(1)
+        with pytest.raises(WorkerError, match=r"env workers \[1\] live with a policy that has become a train policy"):
+            engine.collect()
+
+
 def test_policies_that_live_with_envs_come_from_the_env_group():
     made = near()
     with pytest.raises(ProtocolError, match="call build_env_group before build_policy_group"):
