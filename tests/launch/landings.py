@@ -10,7 +10,6 @@ import time
 from dataclasses import replace
 
 import ray
-from ray.cluster_utils import Cluster
 
 from rlightning.config import ClusterConfig, Config, EnvConfig, EvalConfig, PolicyConfig
 from rlightning.errors import PlacementError
@@ -20,6 +19,7 @@ from rlightning.placement.pools import as_pools
 from rlightning.runtime import as_handle, gather, ray_backend
 from rlightning.runtime.spawn import WorkerPool
 from tests.runtime.workers import Worker
+from tests.simulated_nodes import simulated_nodes
 
 NODES = ({"num_cpus": 4, "num_gpus": 2}, {"num_cpus": 4, "num_gpus": 2}, {"num_cpus": 6, "num_gpus": 0})
 REMOTE = {"remote_env": True, "remote_eval": True, "remote_storage": True, "remote_train": True}
@@ -80,30 +80,23 @@ def all_free(cpus, timeout_s):
 
 
 def main():
-    cluster = Cluster()
-    for node in NODES:
-        cluster.add_node(**node, object_store_memory=100_000_000)
-    ray.init(address=cluster.address, logging_level="error")
     results = {}
-    try:
+    with simulated_nodes(*NODES) as (address, _):
         for strategy, env_strategy in (
             ("disaggregate", "default"),
             ("colocate", "device-colocate"),
             ("default", "node-affinity"),
         ):
-            made = config(cluster.address, strategy, env_strategy)
+            made = config(address, strategy, env_strategy)
             results[f"{strategy} {env_strategy}"], pools = land(made)
         # The plan of the last run, as it stands.
-        again = config(cluster.address, "default", "node-affinity", mode="manual", resource_pool=pools)
+        again = config(address, "default", "node-affinity", mode="manual", resource_pool=pools)
         results["manual"], _ = land(again)
         try:
-            land(config(cluster.address, "disaggregate", "default", train_worker_num=9))
+            land(config(address, "disaggregate", "default", train_worker_num=9))
         except PlacementError as error:
             results["refusal"] = str(error)
         results["free"] = all_free(14, 60.0)
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
     json.dump(results, sys.stdout)
 
 

@@ -1,20 +1,15 @@
 """Workers land where the plan says, by Ray's own view."""
 
-import json
-import subprocess
-import sys
-
 import pytest
+
+from tests.simulated_nodes import results_of
 
 WAYS = ("disaggregate default", "colocate device-colocate", "default node-affinity", "manual")
 
 
 @pytest.fixture(scope="module")
 def results():
-    program = [sys.executable, "-m", "tests.launch.landings"]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=500, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return results_of("tests.launch.landings")
 
 
 @pytest.mark.ray

@@ -1,20 +1,14 @@
 """On several nodes every strategy brings each eval policy exactly the learners' weights."""
 
-import json
-import subprocess
-import sys
-
 import pytest
 
 from tests.policy.three_nodes import WAYS
+from tests.simulated_nodes import results_of
 
 
 @pytest.fixture(scope="module")
 def results():
-    program = [sys.executable, "-m", "tests.policy.three_nodes"]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=500, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return results_of("tests.policy.three_nodes")
 
 
 @pytest.mark.ray

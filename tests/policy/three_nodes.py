@@ -7,13 +7,13 @@ import json
 import sys
 
 import ray
-from ray.cluster_utils import Cluster
 
 from rlightning.config import PolicyConfig, TrainConfig, WeightBufferConfig
 from rlightning.policy.base_policy import PolicyRole
 from rlightning.policy.policy_group import PolicyGroup
 from rlightning.runtime import as_handle, gather
 from tests.policy.policies import Numbered, batch
+from tests.simulated_nodes import simulated_nodes
 
 TRAIN, EVAL = PolicyRole.TRAIN, PolicyRole.EVAL
 LIVES = {"learns": [TRAIN], "acts": [EVAL, EVAL], "both": [TRAIN, EVAL, EVAL]}
@@ -25,18 +25,14 @@ WAYS = [
 
 
 def start():
-    """Start the nodes and the policies: raw Ray actor handles, by role."""
-    cluster = Cluster()
-    for name in LIVES:
-        cluster.add_node(num_cpus=1, resources={name: 10}, object_store_memory=100_000_000)
-    ray.init(address=cluster.address, logging_level="error")
+    """Start the policies: raw Ray actor handles, by role."""
     policies = {TRAIN: [], EVAL: []}
     actor = ray.remote(concurrency_groups={"weights": 1})(Numbered)
     for name, roles in LIVES.items():
         for role in roles:
             handle = actor.options(num_cpus=0, resources={name: 1}).remote(PolicyConfig(), role)
             policies[role].append(handle)
-    return cluster, policies
+    return policies
 
 
 def play(policies, strategy, transport):
@@ -61,12 +57,9 @@ def play(policies, strategy, transport):
 
 
 def main():
-    cluster, policies = start()
-    try:
+    with simulated_nodes(*({"num_cpus": 1, "resources": {name: 10}} for name in LIVES)):
+        policies = start()
         results = {f"{strategy} {transport}": play(policies, strategy, transport) for strategy, transport in WAYS}
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
     json.dump(results, sys.stdout)
 
 

@@ -7,11 +7,11 @@ import json
 import sys
 
 import ray
-from ray.cluster_utils import Cluster
 
 from rlightning.errors import PlacementError
 from rlightning.runtime import as_handle, ray_backend
 from tests.runtime.workers import Worker
+from tests.simulated_nodes import simulated_nodes
 
 NODES = ({"num_cpus": 2, "num_gpus": 2}, {"num_cpus": 2, "num_gpus": 2}, {"num_cpus": 4, "num_gpus": 0})
 
@@ -47,17 +47,10 @@ def play(nodes):
 
 
 def main():
-    cluster = Cluster()
-    added = [cluster.add_node(**node, object_store_memory=100_000_000) for node in NODES]
-    ray.init(address=cluster.address, logging_level="error")
-    try:
+    with simulated_nodes(*NODES) as (_, nodes):
         listed = {node.node_id: node for node in ray_backend.list_nodes()}
-        nodes = [node.node_id for node in added]
         resources = [[listed[node].resources.get(name, 0.0) for name in ("CPU", "GPU")] for node in nodes]
         result = play(nodes) | {"resources": resources}
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
     json.dump(result, sys.stdout)
 
 

@@ -1,24 +1,18 @@
 """What is held on certain nodes is there for the workers that name it, and for nobody else."""
 
-import json
-import subprocess
-import sys
-
 import pytest
 
 from rlightning.errors import PlacementError
 from rlightning.runtime.spawn import WorkerPool, WorkerSpec
 from tests.runtime.workers import Worker
+from tests.simulated_nodes import results_of
 
 
 @pytest.mark.ray
 @pytest.mark.exhaustive
 @pytest.mark.timeout(600)
 def test_workers_land_in_their_bundles_and_share_a_device_with_all_who_are_there():
-    program = [sys.executable, "-m", "tests.runtime.reservations"]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=500, check=False)
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout.splitlines()[-1])
+    result = results_of("tests.runtime.reservations")
     assert result["resources"] == [[2, 2], [2, 2], [4, 0]]
     assert result["bundles"] == [2, 0, 1, 1]
     assert result["nodes"] == [2, 0, 0, 1, 1]
