@@ -69,9 +69,12 @@ def test_places_that_are_not_free_leave_nothing_behind(ray_cluster):
 
     before = ray_backend._joined
     (node,) = ray_backend.list_nodes()
-    held = ray_backend.reserve([(node.node_id, {"CPU": node.resources["CPU"]})], 60)
+    # Other tests' workers hold a little of the node, so neither side asks for all of it: three quarters are held, and
+    # the run wants half.
+    cpus = node.resources["CPU"]
+    held = ray_backend.reserve([(node.node_id, {"CPU": cpus * 0.75})], 60)
     try:
-        seats = RunSeats(config(ray_address="auto", start_timeout_s=1.0))
+        seats = RunSeats(config(ray_address="auto", start_timeout_s=1.0, eval_worker_num=int(cpus / 2)))
         with pytest.raises(PlacementError, match="is not free after 1 s"):
             seats.take()
         assert ray_backend._joined == before
