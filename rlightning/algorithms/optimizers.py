@@ -41,9 +41,13 @@ class LeanAdam(torch.optim.Adam):
             raise ValueError("LeanAdam takes no closure: compute the gradients, then call step()")
         for group in self.param_groups:
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
-            states = [self.state[parameter] or self._start(parameter) for parameter in parameters]
+            self._start([parameter for parameter in parameters if not self.state[parameter]])
+            states = [self.state[parameter] for parameter in parameters]
+            if len(parameters) < len(group["params"]):
+                for state in states:  # who stands still keeps its count
+                    state["step"] = state["step"].clone()
             steps = [state["step"] for state in states]
-            torch._foreach_add_(steps, 1.0)
+            torch._foreach_add_(list({id(step): step for step in steps}.values()), 1.0)
             self._kernel(
                 parameters,
                 [parameter.grad for parameter in parameters],
@@ -60,12 +64,23 @@ class LeanAdam(torch.optim.Adam):
                 maximize=False,
             )
 
-    def _start(self, parameter: nn.Parameter) -> dict[str, Tensor]:
-        state: dict[str, Tensor] = self.state[parameter]
-        state["step"] = torch.zeros((), device=parameter.device)
-        state["exp_avg"] = torch.zeros_like(parameter)
-        state["exp_avg_sq"] = torch.zeros_like(parameter)
-        return state
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        if not set_to_none:
+            super().zero_grad(set_to_none=False)
+            return
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+
+    def _start(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Make the states of parameters; those that start together share one count of steps."""
+        if parameters:
+            step = torch.zeros((), device=parameters[0].device)
+        for parameter in parameters:
+            state: dict[str, Tensor] = self.state[parameter]
+            state["step"] = step
+            state["exp_avg"] = torch.zeros_like(parameter)
+            state["exp_avg_sq"] = torch.zeros_like(parameter)
 
 
 def make_optimizer(parameters: Iterable[nn.Parameter], config: OptimConfig, lr: float) -> torch.optim.Optimizer:
@@ -103,6 +118,6 @@ def clip_grad_norm(parameters: Sequence[nn.Parameter], max_norm: float) -> Tenso
         The norm before, a scalar.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+    norm: Tensor = torch.linalg.vector_norm(torch.cat([gradient.flatten() for gradient in gradients]))
     torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp(max=1.0))
     return norm

@@ -193,12 +193,12 @@ class PPO(BasePolicy):
     def rollout_step(self, env_ret: EnvRet, *, deterministic: bool = False, **kwargs: Any) -> PolicyResponse:
         network = self.network
         distribution = network.distribution(network.prepare(env_ret.observation))
-        action = distribution.mode() if deterministic else distribution.sample(self.generator)
-        return PolicyResponse(
-            action=action,
-            env_action=network.head.to_env(action),
-            extras={"log_prob": distribution.log_prob(action)},
-        )
+        if deterministic:
+            action = distribution.mode()
+            log_prob = distribution.log_prob(action)
+        else:
+            action, log_prob = distribution.sample_with_log_prob(self.generator)
+        return PolicyResponse(action, network.head.to_env(action), {"log_prob": log_prob})
 
     @torch.no_grad()
     def update_dataset(self, data: TensorDictBase) -> None:

@@ -26,6 +26,10 @@ class Distribution(Protocol):
         """Draw one action per row."""
         ...
 
+    def sample_with_log_prob(self, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+        """Draw one action per row; also gives their log-probs, [B], for less than ``log_prob`` would take."""
+        ...
+
     def mode(self) -> Tensor:
         """Most probable action of each row."""
         ...
@@ -53,17 +57,24 @@ class DiagonalGaussian:
         self.mean, self.log_std, self.std = mean, log_std, log_std.exp()
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
-        noise = torch.empty_like(self.mean).normal_(generator=generator)
-        return torch.addcmul(self.mean, noise, self.std)
+        return torch.addcmul(self.mean, self._noise(generator), self.std)
+
+    def sample_with_log_prob(self, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+        noise = self._noise(generator)
+        return torch.addcmul(self.mean, noise, self.std), self._log_prob_of_noise(noise)
 
     def mode(self) -> Tensor:
         return self.mean
 
     def log_prob(self, action: Tensor) -> Tensor:
+        return self._log_prob_of_noise((action - self.mean) / self.std)
+
+    def _noise(self, generator: torch.Generator | None) -> Tensor:
+        return torch.empty_like(self.mean).normal_(generator=generator)
+
+    def _log_prob_of_noise(self, noise: Tensor) -> Tensor:
         # sum over A of -z^2 / 2 - log std - log(2 pi) / 2
-        scaled = (action - self.mean) / self.std
-        constant = self.log_std.sum(-1) + action.shape[-1] * _HALF_LOG_2PI
-        return scaled.square().sum(-1) * -0.5 - constant
+        return -noise.shape[-1] * _HALF_LOG_2PI - torch.addcmul(self.log_std, noise, noise, value=0.5).sum(-1)
 
     def entropy(self) -> Tensor:
         # sum over A of log std + (1 + log(2 pi)) / 2
@@ -89,6 +100,10 @@ class SquashedGaussian(DiagonalGaussian):
     def mode(self) -> Tensor:
         """Give the median, tanh(mean), as u: the density itself may peak at the bounds."""
         return self.mean
+
+    def sample_with_log_prob(self, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+        action, log_prob = DiagonalGaussian.sample_with_log_prob(self, generator)
+        return action, log_prob - _log_slope_of_tanh(action).sum(-1)
 
     def log_prob(self, action: Tensor) -> Tensor:
         return DiagonalGaussian.log_prob(self, action) - _log_slope_of_tanh(action).sum(-1)
@@ -127,6 +142,10 @@ class Categorical:
         noise = torch.empty_like(self.log_probs).exponential_(generator=generator)
         return (self.log_probs - noise.log_()).argmax(-1)
 
+    def sample_with_log_prob(self, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+        action = self.sample(generator)
+        return action, self.log_prob(action)
+
     def mode(self) -> Tensor:
         return self.log_probs.argmax(-1)
 
@@ -152,6 +171,10 @@ class MultiCategorical:
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
         return torch.stack([part.sample(generator) for part in self.parts], dim=-1)
+
+    def sample_with_log_prob(self, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+        action = self.sample(generator)
+        return action, self.log_prob(action)
 
     def mode(self) -> Tensor:
         return torch.stack([part.mode() for part in self.parts], dim=-1)

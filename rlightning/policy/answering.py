@@ -49,13 +49,8 @@ class Answering:
 
         Every vectorised step comes through here: what it costs is measured by ``benchmarks/step_overhead.py``.
         """
-        options = {"deterministic": True} if deterministic else {}
-        if deterministic and not self._takes_deterministic:
-            raise ConfigError(
-                f"{type(policy).__name__}.rollout_step takes no 'deterministic': add the parameter, or set "
-                f"evaluation.deterministic=false"
-            )
-        counts = [ret.num_envs for ret in env_rets]
+        options = self._options(policy) if deterministic else {}
+        counts = [len(ret.reward) for ret in env_rets]
         with self._gate.request(), self._timer.measure("rollout"), torch.inference_mode():
             _require_weights(policy)
             request = join_requests(env_rets, policy.device)
@@ -69,6 +64,15 @@ class Answering:
                 if context is not None:
                     EVALUATES.reset(context)
             return split_response(response, counts, policy.version)
+
+    def _options(self, policy: BasePolicy) -> dict[str, Any]:
+        """Ask for the mode of the policy."""
+        if not self._takes_deterministic:
+            raise ConfigError(
+                f"{type(policy).__name__}.rollout_step takes no 'deterministic': add the parameter, or set "
+                f"evaluation.deterministic=false"
+            )
+        return {"deterministic": True}
 
     def finish(
         self, policy: BasePolicy, env_ret: EnvRet | None, policy_resp: PolicyResponse | None, *, is_authored: bool

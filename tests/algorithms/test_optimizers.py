@@ -70,6 +70,29 @@ def test_states_can_be_exchanged_with_torch() -> None:
         torch.testing.assert_close(a, b)
 
 
+def test_a_parameter_that_stands_still_for_a_step_is_behind_from_then_on() -> None:
+    ours, theirs = parameters(1.0)[:3], parameters(1.0)[:3]
+    optimizer, reference = LeanAdam(ours, lr=0.01), torch.optim.Adam(theirs, lr=0.01, fused=True)
+    for step in range(4):
+        for held, stepper in ((ours, optimizer), (theirs, reference)):
+            kept, held[0].grad = held[0].grad, None if step == 1 else held[0].grad
+            stepper.step()
+            held[0].grad = kept
+    assert [float(optimizer.state[parameter]["step"]) for parameter in ours] == [3.0, 4.0, 4.0]
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_gradients_are_forgotten_or_zeroed() -> None:
+    held = parameters(1.0)
+    optimizer = LeanAdam(held, lr=0.01)
+    optimizer.zero_grad(set_to_none=False)
+    assert held[-1].grad is None
+    assert not any(parameter.grad.any() for parameter in held[:-1])
+    optimizer.zero_grad()
+    assert [parameter.grad for parameter in held] == [None] * 4
+
+
 def test_a_closure_is_refused() -> None:
     with pytest.raises(ValueError, match="no closure"):
         LeanAdam(parameters(1.0), lr=0.01).step(lambda: 0.0)

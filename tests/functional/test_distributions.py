@@ -119,15 +119,25 @@ def test_categorical_samples_have_its_frequencies() -> None:
     assert frequencies[3] == 0
 
 
-@pytest.mark.parametrize(
-    "policy",
-    [
-        gaussian(0.0, 1.0),
-        gaussian(0.0, 1.0, squashed=True),
-        Categorical(torch.zeros(1, 4)),
-        MultiCategorical(torch.zeros(1, 4), [2, 2]),
-    ],
-)
+FAMILIES = [
+    gaussian(0.3, 0.7),
+    gaussian(0.3, 0.7, squashed=True),
+    DiagonalGaussian(torch.tensor([[1.0, -2.0]]), torch.tensor([[0.5, -3.0]])),
+    Categorical(torch.tensor([[0.0, 1.0, -1.0, 0.5]])),
+    MultiCategorical(torch.tensor([[0.0, 1.0, -1.0, 0.5]]), [2, 2]),
+]
+
+
+@pytest.mark.parametrize("policy", FAMILIES)
+def test_a_sample_with_its_log_prob_is_the_same_sample_and_its_log_prob(policy: Distribution) -> None:
+    first, second = generator(3), generator(3)
+    for _ in range(5):
+        action, log_prob = policy.sample_with_log_prob(first)
+        assert torch.equal(action, policy.sample(second))
+        torch.testing.assert_close(log_prob, policy.log_prob(action))
+
+
+@pytest.mark.parametrize("policy", FAMILIES)
 def test_samples_follow_from_the_generator_alone(policy: Distribution) -> None:
     def draw() -> list[Tensor]:
         source = generator(7)

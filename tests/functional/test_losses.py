@@ -18,6 +18,21 @@ def test_the_surrogate_is_clipped_only_where_that_is_pessimistic() -> None:
     assert losses.clipped_policy_loss(ratio, advantages, 0.2).item() == pytest.approx(0.15)
 
 
+def test_the_gradient_of_the_surrogate_is_that_of_its_definition() -> None:
+    rng = torch.Generator().manual_seed(0)
+    ratio = torch.empty(1000, dtype=torch.float64).uniform_(0.5, 1.5, generator=rng).requires_grad_()
+    advantages = torch.randn(1000, dtype=torch.float64, generator=rng)
+    clipped = ratio.clamp(0.8, 1.2)
+    defined = -torch.minimum(ratio * advantages, clipped * advantages).mean()
+    loss = losses.clipped_policy_loss(ratio, advantages, 0.2)
+    torch.testing.assert_close(loss, defined)
+    torch.testing.assert_close(*(torch.autograd.grad(value, ratio)[0] for value in (loss, defined)))
+
+
+def test_a_ratio_that_is_no_number_makes_the_surrogate_none() -> None:
+    assert losses.clipped_policy_loss(torch.tensor([1.0, math.nan]), torch.tensor([1.0, -1.0]), 0.2).isnan()
+
+
 def test_value_loss_with_and_without_clipping() -> None:
     values, returns, old = torch.tensor([2.0, 0.0]), torch.tensor([3.0, 1.0]), torch.tensor([0.0, 0.0])
     # (1 + 1) / 2 = 1;  clipped at 0.5: held values 0.5 and 0, errors max(1, 6.25) and max(1, 1), mean 3.625
