@@ -157,7 +157,12 @@ class TrainConfig(Section):
     keep_checkpoints: int = Field(3, ge=1)
     """Newest checkpoints to keep, besides the best."""
     torch_threads: int = Field(1, ge=1)
-    """Threads of torch in every worker. The same number everywhere, since sums depend on it."""
+    """Threads of torch in every worker. The same number everywhere, since sums depend on it. One is fastest for the
+    small batches of acting."""
+    learn_threads: int | None = Field(None, ge=1)
+    """Threads of torch while a train policy learns; null means ``torch_threads``. More than one pays for large
+    minibatches or networks on cores that nothing else uses; where the cores are busy it costs many times more than it
+    saves."""
 
 
 class BufferConfig(Section):

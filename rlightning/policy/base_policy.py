@@ -6,7 +6,8 @@ import functools
 import inspect
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -546,7 +547,7 @@ class BasePolicy(nn.Module, ABC):
         self._require_init("update_dataset")
         self._memory.require(Part.MODEL, to="take data")
         self._data_parallel.require_current(self)
-        with self._data_parallel.leaving_on_failure(), self._timer.measure("update_dataset"):
+        with self._learning("update_dataset"):
             lag = versions_behind(data, self.version)
             self.update_dataset(data if self.device == "cpu" else data.to(self.device))
         return lag
@@ -556,7 +557,7 @@ class BasePolicy(nn.Module, ABC):
         self._require_init("train")
         self._memory.require(Part.MODEL, Part.OPTIMIZER, to="train")
         self._data_parallel.require_current(self)
-        with self._data_parallel.leaving_on_failure(), self._timer.measure("train"):
+        with self._learning("train"):
             metrics = self.train(*args, **kwargs)
         self.epoch += 1
         self.version += 1
@@ -564,6 +565,19 @@ class BasePolicy(nn.Module, ABC):
         if interval and self.epoch % interval == 0:
             self.check_ranks()
         return metrics
+
+    @contextmanager
+    def _learning(self, phase: str) -> Iterator[None]:
+        """Run the author's code in a phase of learning: with its threads, timed, and leaving the groups on failure."""
+        before, wanted = torch.get_num_threads(), self.train_config.learn_threads
+        if wanted is not None and wanted != before:
+            torch.set_num_threads(wanted)
+        try:
+            with self._data_parallel.leaving_on_failure(), self._timer.measure(phase):
+                yield
+        finally:
+            if torch.get_num_threads() != before:
+                torch.set_num_threads(before)
 
     # Data parallel: what train policies do together
 

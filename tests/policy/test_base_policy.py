@@ -475,6 +475,27 @@ def test_the_same_version_may_come_twice():
     assert policy.import_bundle(source.export_bundle()) == 0
 
 
+def test_a_learner_has_threads_of_its_own_while_it_learns_and_also_gives_them_back_after_a_failure():
+    seen = []
+
+    class Counting(LinearPolicy):
+        def update_dataset(self, data):
+            seen.append(torch.get_num_threads())
+
+        def train(self, *args, **kwargs):
+            seen.append(torch.get_num_threads())
+            raise ValueError("lost")
+
+    before = torch.get_num_threads()
+    policy = Counting(PolicyConfig(), PolicyRole.TRAIN)
+    policy.init_train(TrainConfig(learn_threads=before + 2))
+    policy._update_dataset(TensorDict({}, [0]))
+    with pytest.raises(ValueError, match="lost"):
+        policy._train()
+    assert seen == [before + 2] * 2
+    assert torch.get_num_threads() == before
+
+
 def test_a_users_own_update_that_fails_is_not_reported_done():
     class Failing(LinearPolicy):
         def load_state_dict(self, state_dict, *args, **kwargs):
