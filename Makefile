@@ -16,7 +16,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt $(PIP_FLAGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help train test check quick lint format types imports tests exhaustive gpu docs bench clean
+.PHONY: help train test check quick lint format types imports tests exhaustive gpu docs bench guard clean
 
 help:  ## list the commands
 	@sed -n 's/^\([a-z]*\):.*## */  make \1|/p' Makefile | awk -F'|' '{printf "%-14s %s\n", $$1, $$2}'
@@ -57,12 +57,24 @@ gpu: $(VENV)/stamp-dev  ## the tests that need a GPU, for a machine that has one
 docs: $(VENV)/stamp-dev  ## build docs/_build/html; a warning is an error
 	$(BIN)/sphinx-build -W --keep-going -n -q -b html docs docs/_build/html
 
-bench: $(VENV)/stamp-run benchmarks/.venvs/stamp  ## measure: overhead of a step, and PPO beside other implementations
-	$(BIN)/python benchmarks/step_overhead.py
-	$(BIN)/python benchmarks/rollout_batch.py
-	$(BIN)/python benchmarks/weight_push.py
-	$(BIN)/python benchmarks/placement_plan.py
-	$(BIN)/python benchmarks/ppo_throughput.py
+bench: $(VENV)/stamp-run benchmarks/.venvs/stamp  ## measure everything, two hours; writes docs/benchmarks.md
+	$(BIN)/python benchmarks/step_overhead.py > benchmarks/results/step_overhead.jsonl
+	$(BIN)/python benchmarks/startup.py > benchmarks/results/startup.jsonl
+	$(BIN)/python benchmarks/growth.py > benchmarks/results/growth.jsonl
+	$(BIN)/python benchmarks/mujoco_batch.py > benchmarks/results/mujoco_batch.jsonl
+	$(BIN)/python benchmarks/weight_push.py > benchmarks/results/weight_push.jsonl
+	$(BIN)/python benchmarks/ppo_throughput.py > benchmarks/results/ppo_throughput.jsonl
+	$(BIN)/python benchmarks/ppo_throughput.py --envs HalfCheetah-v5 --arms rlightning ray-fragments ray-steps rllib \
+	  > benchmarks/results/ray_collection.jsonl
+	$(BIN)/python benchmarks/scaling.py > benchmarks/results/scaling.jsonl
+	$(BIN)/python benchmarks/cartpole_to_475.py > benchmarks/results/cartpole_to_475.jsonl
+	$(BIN)/python benchmarks/learning_curves.py > benchmarks/results/learning_curves.jsonl
+	$(BIN)/python benchmarks/rollout_batch.py > benchmarks/results/rollout_batch.jsonl
+	$(BIN)/python benchmarks/placement_plan.py > benchmarks/results/placement_plan.jsonl
+	$(BIN)/python benchmarks/page.py
+
+guard: $(VENV)/stamp-run  ## a minute: has PPO become slower, beside a hand-written loop
+	$(BIN)/python benchmarks/guard.py
 
 clean:  ## remove the environment, builds and caches; runs are kept
 	rm -rf $(VENV) benchmarks/.venvs build dist docs/_build docs/_generated .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

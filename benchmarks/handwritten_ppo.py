@@ -280,7 +280,7 @@ def main() -> None:
         trainer.collect()
         collected = time.perf_counter()
         trainer.learn()
-        clock.tick(int(trainer.rollout.valid.sum()), collected - start)
+        clock.tick(int(trainer.rollout.valid.sum()), collected - start, trainer.returns)
     mean_return = round(float(np.mean(trainer.returns)), 2) if trainer.returns else None
     print_run("handwritten", settings, clock, ["torch", "numpy", "gymnasium"], mean_return=mean_return)
 

@@ -30,6 +30,7 @@ def available_arms(sb3_python: str, rllib_python: str) -> dict[str, Arm]:
     """List the competitors."""
     return {
         "rlightning": Arm("rlightning_ppo.py", own_python()),
+        "rlightning-gymnasium": Arm("rlightning_ppo.py", own_python(), ("--backend", "gymnasium")),
         "handwritten": Arm("handwritten_ppo.py", own_python()),
         "sb3": Arm("sb3_ppo.py", sb3_python),
         "sb3-default-threads": Arm("sb3_ppo.py", sb3_python, ("--threads", "0")),
@@ -77,7 +78,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--iterations", type=int, default=40)
     parser.add_argument("--envs", nargs="+", default=["CartPole-v1", "HalfCheetah-v5"])
-    parser.add_argument("--arms", nargs="+", default=["rlightning", "handwritten", "sb3", "sb3-default-threads"])
+    parser.add_argument("--arms", nargs="+", default=["rlightning", "rlightning-gymnasium", "handwritten", "sb3"])
     parser.add_argument("--normalise", type=int, default=0, help="1: with normalised observations and scaled rewards")
     add_options(parser)
     options = parser.parse_args()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import resource
 import time
 from collections.abc import Sequence
 from importlib import metadata
@@ -26,24 +27,37 @@ class IterationClock:
         self._cpu: list[float] = []
         self._transitions: list[int] = []
         self._collect_s: list[float] = []
+        self._returns: list[float | None] = []
         self.restart()
 
     def restart(self) -> None:
         """Start now, where building took place in between."""
         self._start = time.perf_counter()
 
-    def tick(self, transitions: int, collect_s: float | None = None) -> None:
+    def tick(self, transitions: int, collect_s: float | None = None, returns: Sequence[float] = ()) -> None:
         """Close an iteration that collected so many transitions.
 
         Args:
             transitions: Of all sub-envs.
             collect_s: Seconds of the iteration that went into collecting, where that is known.
+            returns: Those of the last training episodes.
         """
         self._ends.append(time.perf_counter())
         self._cpu.append(time.process_time())
         self._transitions.append(transitions)
+        self._returns.append(sum(returns) / len(returns) if returns else None)
         if collect_s is not None:
             self._collect_s.append(collect_s)
+
+    def curve(self, points: int) -> list[list[float]]:
+        """Give the learning curve, at most so many points: transitions, seconds, mean return of the last episodes."""
+        every = -(-len(self._ends) // points)
+        rows, total = [], 0
+        for place, (end, count, mean) in enumerate(zip(self._ends, self._transitions, self._returns, strict=True), 1):
+            total += count
+            if mean is not None and (place % every == 0 or place == len(self._ends)):
+                rows.append([total, round(end - self._start, 2), round(mean, 1)])
+        return rows
 
     def summary(self) -> dict[str, Any]:
         """Summarise the run; the rate leaves out the first iteration, which pays for warming up.
@@ -74,7 +88,16 @@ class IterationClock:
 def print_run(arm: str, settings: Settings, clock: IterationClock, packages: Sequence[str], **further: Any) -> None:
     """Print the result of one run of one arm."""
     labels = {"kind": "run", "arm": arm, "env": settings.env_id, "seed": settings.seed, "threads": settings.threads}
+    labels |= {"num_envs": settings.num_envs, "peak_rss_mb": peak_rss_mb()}
+    if settings.curve_points:
+        further["curve"] = clock.curve(settings.curve_points)
     print_line(labels | clock.summary() | further | {"versions": versions(packages)})
+
+
+def peak_rss_mb() -> float:
+    """Tell the largest memory that this process ever had in use, in MB."""
+    unit = 1 if platform.system() == "Darwin" else 1024  # bytes there, kB elsewhere
+    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6, 1)
 
 
 def print_line(record: dict[str, Any]) -> None:

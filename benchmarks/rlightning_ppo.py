@@ -26,7 +26,7 @@ def overrides(settings: Settings) -> list[str]:
         f"train.torch_threads={settings.threads or 1}",
         "train.eval_interval=0",
         "train.save_interval=0",
-        "policy.model_cfg.hidden_sizes=[64,64]",
+        f"policy.model_cfg.hidden_sizes=[{settings.hidden},{settings.hidden}]",
         "policy.model_cfg.activation=tanh",
         "policy.model_cfg.share_encoder=false",
         "policy.model_cfg.box_actions=clip",
@@ -46,6 +46,8 @@ def overrides(settings: Settings) -> list[str]:
         "policy.optim_cfg.schedule=constant",
         f"policy.optim_cfg.max_grad_norm={settings.max_grad_norm}",
         "log.progress=false",
+        *([f"env.backend={settings.backend}"] if settings.backend else []),
+        *([f"train.learn_threads={settings.learn_threads}"] if settings.learn_threads else []),
         *places(settings),
     ]
 
@@ -76,7 +78,8 @@ def run(config: Config, clock: IterationClock) -> float:
             before = engine.env_steps
             metrics = engine.run_epoch()
             engine.recorder.log(engine.epoch, engine.env_steps, metrics)
-            clock.tick(engine.env_steps - before, metrics["time/collect_s"])
+            returns = [metrics["episode/return_mean_100"]] if "episode/return_mean_100" in metrics else []
+            clock.tick(engine.env_steps - before, metrics["time/collect_s"], returns)
         return engine.return_mean
 
 

@@ -29,11 +29,15 @@ class Ticker(BaseCallback):
 
     def _on_rollout_start(self) -> None:
         if self._rollouts:
-            self._clock.tick(self._transitions)
+            self._tick()
         self._rollouts += 1
 
     def _on_training_end(self) -> None:
-        self._clock.tick(self._transitions)
+        self._tick()
+
+    def _tick(self) -> None:
+        episodes = self.model.ep_info_buffer or ()
+        self._clock.tick(self._transitions, returns=[episode["r"] for episode in episodes])
 
 
 def build(settings: Settings, **further: Any) -> PPO:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,23 @@ class Settings:
     collect: str = "local"
     """How this package collects: "local", in one process; on Ray by "steps", or by "fragments"."""
 
+    backend: str = ""
+    """Simulator backend of this package; empty means that of the preset."""
+    hidden: int = 64
+    """Width of both hidden layers; the peers have 64."""
+    learn_threads: int = 0
+    """Threads of torch while this package learns; 0 means ``threads``."""
+    curve_points: int = 0
+    """Points of the learning curve that are printed with the result."""
+
     @property
     def batch_size(self) -> int:
         """Transitions per gradient step."""
         return self.num_envs * self.rollout_steps // self.minibatches
+
+    def lasting(self, steps: int) -> Settings:
+        """Return the same settings with the iterations that make at least so many env steps."""
+        return replace(self, iterations=-(-steps // (self.num_envs * self.rollout_steps)))
 
     @classmethod
     def from_command_line(cls, description: str | None) -> Settings:

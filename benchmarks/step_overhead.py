@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from time import perf_counter, process_time
 from typing import Any
 
@@ -23,7 +24,7 @@ from report import machine, print_line, versions
 from rlightning.buffer.data_buffer import DataBuffer
 from rlightning.buffer.shard import BufferShard
 from rlightning.buffer.storage import RolloutBlock
-from rlightning.config import Config, EnvConfig, OptimConfig, TrainConfig
+from rlightning.config import Config, EnvConfig, OptimConfig, PolicyConfig, TrainConfig
 from rlightning.engine.sync_engine import SyncEngine
 from rlightning.env.base_env import BaseEnv
 from rlightning.env.env_group import EnvGroup
@@ -35,6 +36,20 @@ from rlightning.types import EnvMeta, EnvRet, PolicyResponse
 BUDGET_US = 30.0
 """Microseconds that a step may cost beyond what env and policy take themselves."""
 NUM_ENVS, STEPS = 8, 128
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How large a run is."""
+
+    num_envs: int = NUM_ENVS
+    """Sub-envs of each env worker."""
+    workers: int = 1
+    """Env workers, in this process."""
+    policies: int = 1
+    """Eval policies, in this process."""
+    parameters: int = 1
+    """Numbers that a push of weights moves, about."""
 
 
 class NoopEnv(BaseEnv):
@@ -61,14 +76,17 @@ class NoopPolicy(BasePolicy):
     """Returns the same tensors for each request."""
 
     def construct_network(self, env_meta: EnvMeta | None, *args: Any, **kwargs: Any) -> None:
-        self.layer = torch.nn.Linear(1, 1)
-        self._answer = PolicyResponse(torch.zeros(NUM_ENVS, 2), extras={"log_prob": torch.zeros(NUM_ENVS)})
+        self.layer = torch.nn.Linear(self.config.model_cfg.get("parameters", 1), 1)
+        self._answers: dict[int, PolicyResponse] = {}
 
     def setup_optimizer(self, optim_cfg: OptimConfig) -> None:
         return None
 
     def rollout_step(self, env_ret: EnvRet, **kwargs: Any) -> PolicyResponse:
-        return self._answer
+        rows = env_ret.num_envs
+        if rows not in self._answers:
+            self._answers[rows] = PolicyResponse(torch.zeros(rows, 2), extras={"log_prob": torch.zeros(rows)})
+        return self._answers[rows]
 
     def update_dataset(self, data: Any) -> None:
         return None
@@ -77,15 +95,22 @@ class NoopPolicy(BasePolicy):
         return {}
 
 
-def build() -> SyncEngine:
+def build(shape: Shape) -> SyncEngine:
     """Put the parts together as a local run does."""
-    config = Config(env=[EnvConfig(name="noop", num_envs=NUM_ENVS)], train=TrainConfig(max_rollout_steps=STEPS), seed=0)
-    env_group = EnvGroup([EnvWorker(NoopEnv, config.env[0], index=0, seed=0)])
+    config = Config(
+        env=[EnvConfig(name="noop", num_envs=shape.num_envs, num_workers=shape.workers)],
+        policy=PolicyConfig(model_cfg={"parameters": shape.parameters}),
+        train=TrainConfig(max_rollout_steps=STEPS),
+        seed=0,
+    )
+    env_group = EnvGroup([EnvWorker(NoopEnv, config.env[0], index, seed=0) for index in range(shape.workers)])
     policy_group = PolicyGroup(
-        [NoopPolicy(config.policy, PolicyRole.TRAIN)], [NoopPolicy(config.policy, PolicyRole.EVAL)], config.policy
+        [NoopPolicy(config.policy, PolicyRole.TRAIN)],
+        [NoopPolicy(config.policy, PolicyRole.EVAL) for _ in range(shape.policies)],
+        config.policy,
     )
     policy_group.init(config.train, env_group.env_meta)
-    buffer = DataBuffer([BufferShard(RolloutBlock, STEPS, [NUM_ENVS])])
+    buffer = DataBuffer([BufferShard(RolloutBlock, STEPS, [shape.num_envs] * shape.workers)])
     engine = SyncEngine(config, env_group, policy_group, buffer)
     engine.start()
     return engine
@@ -141,7 +166,7 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=200, help=f"blocks of {STEPS} steps to time")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    engine = build()
+    engine = build(Shape())
     env, policy = NoopEnv(engine.config.env[0]), engine.policy_group.eval_list[0]
     seen, done = env.reset(), policy.rollout_step(env.reset())
 
