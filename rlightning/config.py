@@ -120,6 +120,9 @@ class PolicyConfig(Section):
     algo_cfg: FreeForm = Field(default_factory=dict)
     """The options of the algorithm; validated by the algorithm."""
     optim_cfg: OptimConfig = OptimConfig()
+    compile: bool = False
+    """Have torch compile what the algorithm calls most, such as the loss: some 10 s at the first update, and less time
+    per update from then on. On a CPU it needs a C++ compiler; on a GPU the calls are replayed as graphs of kernels."""
     train_num_cpus: float = Field(1.0, ge=0)
     """CPUs reserved for each remote train policy."""
     eval_num_cpus: float = Field(1.0, ge=0)

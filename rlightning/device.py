@@ -29,3 +29,8 @@ def release_memory(device: str) -> None:
     """Give what torch keeps for later on a device back to all processes that share it; nothing to do on the CPU."""
     if torch.device(device).type == "cuda":
         torch.cuda.empty_cache()
+
+
+def replays_graphs(device: str) -> bool:
+    """Tell whether calls on a device can be recorded and replayed as a graph of kernels."""
+    return torch.device(device).type == "cuda"

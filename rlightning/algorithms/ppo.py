@@ -189,6 +189,7 @@ class PPO(BasePolicy):
 
     def setup_optimizer(self, optim_cfg: OptimConfig) -> None:
         self.optimizer = make_optimizer(self.network.parameters(), optim_cfg, self.train_config.lr)
+        self._compiled_loss = self.compiled(type(self)._loss_of_rows)
 
     def rollout_step(self, env_ret: EnvRet, *, deterministic: bool = False, **kwargs: Any) -> PolicyResponse:
         network = self.network
@@ -366,10 +367,14 @@ class PPO(BasePolicy):
             clip_range: How far the ratio may move with profit.
             normalize: Whether advantages are still to be normalised, where that is wanted.
         """
-        options = self.algo_options
         if len(rows) == 0:
             nothing = rows.value.sum()
             return None, rows.log_prob, [nothing] * 3
+        loss, log_ratio, terms = self._compiled_loss(self, rows, clip_range, normalize)
+        return loss, log_ratio, terms
+
+    def _loss_of_rows(self, rows: _Rows, clip_range: float, normalize: bool) -> tuple[Tensor, Tensor, list[Tensor]]:
+        options = self.algo_options
         distribution, value = self.network(rows.observation)
         log_ratio = distribution.log_prob(rows.action) - rows.log_prob
         advantage = losses.normalized(rows.advantage) if options.normalize_advantage and normalize else rows.advantage

@@ -6,11 +6,11 @@ import functools
 import inspect
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
 
 import torch
 from torch import nn
@@ -23,6 +23,7 @@ from rlightning.errors import ConfigError, ProtocolError
 from rlightning.observability.timer import Span, Timer
 from rlightning.policy.answering import EVALUATES, Answering
 from rlightning.policy.batching import versions_behind
+from rlightning.policy.compilation import compile_at_first_call
 from rlightning.policy.coroutines import hide_coroutines, is_coroutine
 from rlightning.policy.data_parallel import DataParallel, infer_train_dp_world_size, set_nested_attr
 from rlightning.policy.gate import RolloutGate
@@ -48,6 +49,9 @@ from rlightning.weights.slots import Slots
 if TYPE_CHECKING:
     # A worker that holds no storage starts in two thirds of the time without this import.
     from tensordict import TensorDictBase
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 __all__ = [
     "AsyncRolloutError",
@@ -184,6 +188,18 @@ class BasePolicy(nn.Module, ABC):
         Returns:
             Metrics, name -> number.
         """
+
+    def compiled(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Have torch compile a function where ``policy.compile`` is set; else it is given back as it is.
+
+        Call it once, in ``setup_optimizer`` or ``construct_network``, for what is called many times with arguments of a
+        few shapes; give it a function and not a bound method, which would keep this policy alive. The seconds of the
+        first call, which compiles, are logged and timed as ``compile``. On a GPU the calls are replayed as graphs of
+        kernels (torch's mode "reduce-overhead").
+        """
+        if not self.config.compile:
+            return function
+        return compile_at_first_call(function, self.device, self._timer)
 
     def postprocess(
         self, env_ret: EnvRet | None = None, policy_resp: PolicyResponse | None = None

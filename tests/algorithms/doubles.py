@@ -26,10 +26,12 @@ def make_ppo(
     model: dict[str, Any] | None = None,
     algo: dict[str, Any] | None = None,
     optim: dict[str, Any] | None = None,
+    compiled: bool = False,
     **train: Any,
 ) -> PPO:
     """Build a PPO that is ready to learn, or to take weights."""
-    config = PolicyConfig(model_cfg=model or {}, algo_cfg=algo or {}, optim_cfg=OptimConfig(**(optim or {})))
+    optim_cfg = OptimConfig(**(optim or {}))
+    config = PolicyConfig(model_cfg=model or {}, algo_cfg=algo or {}, optim_cfg=optim_cfg, compile=compiled)
     policy = PPO(config, role)
     policy.set_seed(0)
     meta = EnvMeta("Test-v0", observation, action, num_envs=4)

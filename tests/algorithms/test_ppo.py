@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from typing import Any
 
 import gymnasium as gym
@@ -347,3 +348,18 @@ def test_options_that_do_not_exist_are_refused() -> None:
     with pytest.raises(ValueError, match="gama"):
         make_ppo(VECTOR, CHOICE, algo={"gama": 0.9})
     assert set(PPOOptions().model_dump()) >= {"gamma", "lam", "clip_range", "target_kl"}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler imports what torch deprecates
+@pytest.mark.skipif(shutil.which("c++") is None, reason="torch compiles for a CPU by a C++ compiler")
+def test_a_compiled_loss_learns_the_same_and_says_how_long_it_took(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="rlightning")
+    policies = [make_ppo(VECTOR, TORQUE, compiled=compiled, batch_size=32) for compiled in (False, True)]
+    for policy in policies:
+        policy._update_dataset(rollout(policy, steps=16, envs=4))
+        policy._train()
+    for plain, compiled in zip(*map(parameters, policies), strict=True):
+        torch.testing.assert_close(plain, compiled)
+    assert "compiled PPO._loss_of_rows in" in caplog.text
+    assert [policy._timer.summary().get("compile", {}).get("count") for policy in policies] == [None, 1]
