@@ -11,9 +11,11 @@ import numpy as np
 from rlightning.config import EvalConfig
 from rlightning.env.env_group import EnvGroup
 from rlightning.env.env_worker import Episode
-from rlightning.errors import RLightningError
+from rlightning.env.faults import FaultCounts
+from rlightning.errors import RLightningError, WorkerError
 from rlightning.policy.policy_group import PolicyGroup
-from rlightning.runtime import gather
+from rlightning.runtime import Future, gather
+from rlightning.types import BatchedData, EnvRet
 
 _STEPS_BETWEEN_COUNTS = 16
 """Steps between two looks at which episodes have ended; looking costs a call per worker."""
@@ -85,7 +87,7 @@ class Evaluator:
 
         Raises:
             RLightningError: If episodes are unfinished after ``max_steps``.
-            WorkerError: If an env or a policy failed.
+            WorkerError: If a policy failed, or an env that was replaced as often as it may be.
         """
         self._policies.seed_evaluation(self._config.seed)
         self._envs.pop_episodes()
@@ -106,13 +108,37 @@ class Evaluator:
                 )
                 env_rets = self._envs.step(responses)
             steps += stretch
+            restarts = sum(self.faults.restarts)
             # A failure travels on in the futures; without a look at them, unfinished episodes would be waited for.
-            gather(env_rets.items, self._timeout_s)
+            env_rets = self._whole(env_rets)
+            if sum(self.faults.restarts) > restarts:
+                steps = 0  # a new env has made none
             for episode in self._envs.pop_episodes():
                 if quotas[episode.worker, episode.sub_env]:
                     quotas[episode.worker, episode.sub_env] -= 1
                     counted.append(episode)
         return EvalResult(tuple(counted))
+
+    @property
+    def faults(self) -> FaultCounts:
+        """What happened to the envs so far."""
+        return self._envs.faults
+
+    def _whole(self, env_rets: BatchedData[Future[EnvRet]]) -> BatchedData[Future[EnvRet]]:
+        """Wait for results; where an env failed, it is replaced, and the others go on from where they are.
+
+        The new one starts new episodes, so that its broken ones are not counted.
+        """
+        try:
+            self._envs.wait_for(env_rets.items, timeout=self._timeout_s)
+            gather(env_rets.items, self._timeout_s)
+        except WorkerError as error:
+            self._envs.raise_others(env_rets.items)
+            recovery = self._envs.recover(error)
+            latest = recovery.replaced | dict(self._envs.current(list(recovery.steps)))
+            env_ids = sorted(latest)
+            return self._whole(BatchedData(env_ids, [latest[env_id] for env_id in env_ids]))
+        return env_rets
 
     def close(self) -> None:
         """Close the envs."""
