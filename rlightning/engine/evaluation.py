@@ -102,16 +102,11 @@ class Evaluator:
                     f"train.max_eval_rollout_steps or set env.max_episode_steps"
                 )
             stretch = int(min(_STEPS_BETWEEN_COUNTS, limit - steps))
-            for _ in range(stretch):
-                responses = self._policies.rollout_batch(
-                    env_rets, evaluation=True, deterministic=self._config.deterministic
-                )
-                env_rets = self._envs.step(responses)
-            steps += stretch
-            restarts = sum(self.faults.restarts)
-            # A failure travels on in the futures; without a look at them, unfinished episodes would be waited for.
-            env_rets = self._whole(env_rets)
-            if sum(self.faults.restarts) > restarts:
+            try:
+                env_rets = self._make_steps(env_rets, stretch)
+                steps += stretch
+            except WorkerError as error:
+                env_rets = self._go_on(error, env_rets)
                 steps = 0  # a new env has made none
             for episode in self._envs.pop_episodes():
                 if quotas[episode.worker, episode.sub_env]:
@@ -124,21 +119,24 @@ class Evaluator:
         """What happened to the envs so far."""
         return self._envs.faults
 
-    def _whole(self, env_rets: BatchedData[Future[EnvRet]]) -> BatchedData[Future[EnvRet]]:
-        """Wait for results; where an env failed, it is replaced, and the others go on from where they are.
-
-        The new one starts new episodes, so that its broken ones are not counted.
-        """
-        try:
-            self._envs.wait_for(env_rets.items, timeout=self._timeout_s)
-            gather(env_rets.items, self._timeout_s)
-        except WorkerError as error:
-            self._envs.raise_others(env_rets.items)
-            recovery = self._envs.recover(error)
-            latest = recovery.replaced | dict(self._envs.current(list(recovery.steps)))
-            env_ids = sorted(latest)
-            return self._whole(BatchedData(env_ids, [latest[env_id] for env_id in env_ids]))
+    def _make_steps(self, env_rets: BatchedData[Future[EnvRet]], count: int) -> BatchedData[Future[EnvRet]]:
+        for _ in range(count):
+            responses = self._policies.rollout_batch(
+                env_rets, evaluation=True, deterministic=self._config.deterministic
+            )
+            env_rets = self._envs.step(responses)
+        # A failure travels on in the futures; without a look at them, unfinished episodes would be waited for.
+        gather(env_rets.items, self._timeout_s)
         return env_rets
+
+    def _go_on(self, error: WorkerError, env_rets: BatchedData[Future[EnvRet]]) -> BatchedData[Future[EnvRet]]:
+        """Have envs at fault replaced; the others go on from where they are.
+
+        The new ones start new episodes, so that broken ones are not counted.
+        """
+        recovery = self._envs.recover(error)
+        latest = recovery.replaced | dict(self._envs.current(list(recovery.steps)))
+        return BatchedData(env_rets.env_ids, [latest[env_id] for env_id in env_rets.env_ids])
 
     def close(self) -> None:
         """Close the envs."""

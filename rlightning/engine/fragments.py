@@ -127,9 +127,17 @@ class FragmentEngine(SyncEngine):
         """Take the parts, and the collectors; see ``BaseEngine``."""
         super().__init__(*args, **kwargs)
         self._fragments = fragments
+        self._are_reset = False
 
     def collect(self) -> int:
-        self._current()
+        first = self._current()
+        if not self._are_reset:
+            try:
+                gather(first.items, self.config.cluster.call_timeout_s)
+            except WorkerError as error:
+                self.env_group.raise_others(first.items)
+                self._replace(error)
+            self._are_reset = True
         missing: list[tuple[int, ...]] | None = None
         while missing is None or missing:
             collected = self._fragments.collect(missing)
@@ -140,22 +148,26 @@ class FragmentEngine(SyncEngine):
 
     def _lost(self, stored: Sequence[tuple[tuple[int, ...], Future[None]]]) -> list[tuple[int, ...]]:
         """Wait for fragments; lists those in which an env failed, which is replaced by then."""
-        timeout_s = self.config.cluster.call_timeout_s
         lost, failure = [], None
         for env_ids, future in stored:
             try:
-                future.result(timeout_s)
+                future.result(self.config.cluster.call_timeout_s)
             except WorkerError as error:
                 lost.append(env_ids)
                 failure = failure or error
         if failure is not None:
             self.env_group.raise_others(future for _, future in stored)
-        while failure is not None:
+            self._replace(failure)
+        return lost
+
+    def _replace(self, failure: WorkerError) -> None:
+        """Have envs at fault replaced until all show something."""
+        while True:
             recovery = self.env_group.recover(failure)
-            failure = None
             try:
                 # A new env may fail at once.
-                gather(recovery.replaced.values(), timeout_s)
+                gather(recovery.replaced.values(), self.config.cluster.call_timeout_s)
             except WorkerError as error:
                 failure = error
-        return lost
+            else:
+                return

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rlightning.engine.base_engine import BaseEngine
 from rlightning.errors import ProtocolError, WorkerError
-from rlightning.runtime import Future, gather
+from rlightning.runtime import Future, gather, wait
 from rlightning.types import BatchedData, EnvRet, PolicyResponse
 
 
@@ -22,8 +22,7 @@ class SyncEngine(BaseEngine):
             try:
                 self._make_steps(latest, left, stored)
                 with self._timer.measure("wait"):
-                    self.env_group.wait_for(stored, timeout=self.config.cluster.call_timeout_s)
-                    gather(stored)
+                    gather(stored, self.config.cluster.call_timeout_s)
                 self.buffer.truncate_episodes(_pick(latest, list(latest)))
             except WorkerError as error:
                 latest, left = self._go_on(error, stored, asked)
@@ -70,7 +69,7 @@ class SyncEngine(BaseEngine):
             WorkerError: If somebody else failed, or an env worker was replaced as often as it may be.
         """
         # Who was well finishes what it was asked for, and is not disturbed in between.
-        self.env_group.wait_for(stored, timeout=self.config.cluster.call_timeout_s)
+        wait(stored, len(stored), self.config.cluster.call_timeout_s)
         self.env_group.raise_others(stored)
         rows = self.buffer.rows()
         recovery = self.env_group.recover(error, self._steps_in_flight(asked, rows))
@@ -132,7 +131,7 @@ class RslEngine(SyncEngine):
         waiting = {id(latest[env_id]): env_id for env_id in env_ids}
         futures = [latest[env_id] for env_id in waiting.values()]
         with self._timer.measure("wait"):
-            ready = self.env_group.wait_for(futures, 1, self.config.cluster.call_timeout_s)
+            ready, _ = wait(futures, 1, self.config.cluster.call_timeout_s)
         return sorted(waiting[id(future)] for future in ready)
 
     def _finish(

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import logging
-import math
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rlightning.env.env_worker import EnvWorker, Episode, WorkerReport
-from rlightning.env.faults import CallWatch, FaultCounts, Replacements
+from rlightning.env.faults import FaultCounts, HangGuard, Replacements
 from rlightning.errors import (
-    CallTimeout,
     CheckpointError,
     ConfigError,
     Problem,
@@ -21,7 +18,7 @@ from rlightning.errors import (
     WorkerError,
 )
 from rlightning.observability.timer import Span
-from rlightning.runtime import Future, WorkerInfo, as_handle, gather, wait
+from rlightning.runtime import Future, WorkerInfo, as_handle, gather
 from rlightning.types import BatchedData, EnvMeta, EnvRet, PolicyResponse
 
 logger = logging.getLogger(__name__)
@@ -72,7 +69,8 @@ class EnvGroup:
         names = [f"env[{i}]" for i in range(len(workers))] if replacements is None else replacements.names
         self._handles = [as_handle(worker, name) for worker, name in zip(workers, names, strict=True)]
         self._replacements = replacements
-        self._watch = CallWatch([None] * len(workers) if replacements is None else replacements.step_timeout_s)
+        limits = [None] * len(workers) if replacements is None else replacements.step_timeout_s
+        self._guard = HangGuard(limits, self._end_hanging)
         self._overdue: set[int] = set()  # workers whose process was ended here
         self._asked = [0] * len(workers)
         self._records = False
@@ -120,9 +118,9 @@ class EnvGroup:
         futures = [handles[env_id].call(EnvWorker.step, response) for env_id, response in responses]
         for env_id in responses.env_ids:
             asked[env_id] += 1
-        if self._watch.look_every_s is not None:
+        if self._guard.is_on:
             for env_id, future, response in zip(responses.env_ids, futures, responses.items, strict=True):
-                self._watch.started(env_id, future, response)
+                self._guard.started(env_id, future, response)
         return BatchedData(responses.env_ids, futures)
 
     def current(self, env_ids: Sequence[int]) -> BatchedData[Future[EnvRet]]:
@@ -135,39 +133,6 @@ class EnvGroup:
         return list(self._asked)
 
     # Faults
-
-    def wait_for(
-        self, futures: Iterable[Future[Any]], at_least: int | None = None, timeout: float | None = None
-    ) -> list[Future[Any]]:
-        """Wait for what depends on the workers; one that takes longer than its ``step_timeout_s`` is ended meanwhile.
-
-        Args:
-            futures: What to wait for; their failures stay in them.
-            at_least: How many must be ready; None means all.
-            timeout: Seconds for all of it; None is no limit.
-
-        Returns:
-            The ready ones.
-
-        Raises:
-            CallTimeout: If fewer are ready in time.
-        """
-        futures = list(futures)
-        wanted = len(futures) if at_least is None else at_least
-        until = math.inf if timeout is None else time.monotonic() + timeout
-        look_every_s = self._watch.look_every_s
-        while True:
-            left = until - time.monotonic()
-            patience = left if look_every_s is None else min(left, look_every_s)
-            try:
-                return wait(futures, wanted, None if patience == math.inf else max(0.0, patience))[0]
-            except CallTimeout:
-                if patience == left:
-                    raise
-            for env_id in self._watch.overdue():
-                self._overdue.add(env_id)
-                self._watch.forget(env_id)
-                self._handles[env_id].stop()
 
     def raise_others(self, futures: Iterable[Future[Any]]) -> None:
         """Raise the first failure of futures that are done that none of the workers here is to blame for."""
@@ -208,7 +173,6 @@ class EnvGroup:
     def _reports(self) -> list[WorkerReport]:
         """Ask each worker how it is; one that hangs or is gone is at fault, too."""
         asked = [handle.call(EnvWorker.report) for handle in self._handles]
-        self.wait_for(asked, timeout=self._timeout_s)
         reports = []
         for env_id, (handle, future) in enumerate(zip(self._handles, asked, strict=True)):
             try:
@@ -254,14 +218,18 @@ class EnvGroup:
                 handle.call(EnvWorker.close).result(_CLOSE_S)
             except RLightningError as failure:
                 logger.warning("%s could not be closed: %s", handle.name, failure)
+        self._guard.forget(env_id)
         worker = self._replacements.build(env_id, handle.target, counts.generations[env_id])
         self._handles[env_id] = as_handle(worker, handle.name)
         self._asked[env_id] = 0
         self._overdue.discard(env_id)
-        self._watch.forget(env_id)
         if self._records:
             self._handles[env_id].call(EnvWorker.record_spans)
         return self._reset(env_id)
+
+    def _end_hanging(self, env_id: int) -> None:
+        self._overdue.add(env_id)
+        self._handles[env_id].stop()
 
     def _raise_last(self, env_id: int, told: str, answers: bool) -> None:
         """Raise the fault of a worker that was replaced as often as it may be."""
@@ -277,7 +245,7 @@ class EnvGroup:
 
     def _reset(self, env_id: int, reseed: bool = False) -> Future[EnvRet]:
         future = self._handles[env_id].call(EnvWorker.reset, reseed)
-        self._watch.started(env_id, future)
+        self._guard.started(env_id, future)
         return future
 
     # What the workers know
@@ -337,6 +305,7 @@ class EnvGroup:
         if self._is_closed:
             return
         self._is_closed = True
+        self._guard.close()
         try:
             self._call_living(EnvWorker.close)
         finally:
