@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlightning.env.env_worker import EnvWorker, Episode, WorkerReport
-from rlightning.env.faults import FaultCounts, HangGuard, Replacements
+from rlightning.env.faults import FaultCounts, FaultKind, HangGuard, Replacements
 from rlightning.errors import (
     CheckpointError,
     ConfigError,
@@ -72,6 +72,7 @@ class EnvGroup:
         limits = [None] * len(workers) if replacements is None else replacements.step_timeout_s
         self._guard = HangGuard(limits, self._end_hanging)
         self._overdue: set[int] = set()  # workers whose process was ended here
+        self._died: dict[int, WorkerDied] = {}
         self._asked = [0] * len(workers)
         self._records = False
         self.faults = FaultCounts.none(len(workers))
@@ -180,6 +181,7 @@ class EnvGroup:
             except WorkerDied as died:
                 if died.worker != handle.name:  # the process is that of another worker
                     raise
+                self._died[env_id] = died
                 reports.append(self._report_of_the_dead(env_id, died))
         return reports
 
@@ -203,7 +205,7 @@ class EnvGroup:
         counts.kinds[report.fault] = counts.kinds.get(report.fault, 0) + 1
         left = self._replacements.max_restarts[env_id] - counts.restarts[env_id]
         if left <= 0:
-            self._raise_last(env_id, told, answers)
+            self._raise_last(env_id, report.fault, told)
         counts.restarts[env_id] += 1
         counts.generations[env_id] += 1
         logger.warning(
@@ -231,13 +233,15 @@ class EnvGroup:
         self._overdue.add(env_id)
         self._handles[env_id].stop()
 
-    def _raise_last(self, env_id: int, told: str, answers: bool) -> None:
+    def _raise_last(self, env_id: int, fault: FaultKind, told: str) -> None:
         """Raise the fault of a worker that was replaced as often as it may be."""
         handle, restarts = self._handles[env_id], self.faults.restarts[env_id]
         try:
-            if answers:
-                handle.call(EnvWorker.raise_fault).result(self._timeout_s)
-            raise WorkerDied(told, handle.name)
+            if fault == "died":
+                raise self._died[env_id]
+            if fault == "timed_out":
+                raise WorkerDied(told, handle.name)
+            handle.call(EnvWorker.raise_fault).result(self._timeout_s)
         except WorkerError as last:
             if restarts:
                 last.add_note(f"{handle.name} was replaced {restarts} times before (env.max_restarts)")
@@ -305,10 +309,10 @@ class EnvGroup:
         if self._is_closed:
             return
         self._is_closed = True
-        self._guard.close()
         try:
             self._call_living(EnvWorker.close)
         finally:
+            self._guard.close()
             if self._on_close is not None:
                 self._on_close()
 

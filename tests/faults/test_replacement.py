@@ -130,8 +130,10 @@ def broken(once, fault="raise", at=8, **options):
 )
 @pytest.mark.parametrize("name", ["syncrl", "rsl"])
 @pytest.mark.parametrize("actors", [1, 2])
-def test_an_env_of_this_process_is_built_anew(tmp_path, caplog, fault, counter, told, name, actors):
-    made = broken(tmp_path / "mark", fault, engine=name, cluster={"eval_worker_num": actors})
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_an_env_of_this_process_is_built_anew(tmp_path, caplog, fault, counter, told, name, actors, mode):
+    parts = {"cluster": {"eval_worker_num": actors}, "policy": {"rollout_mode": mode}}
+    made = broken(tmp_path / "mark", fault, engine=name, **parts)
     recorder = Notebook()
     with assemble_without_evaluation(made, recorder) as engine:
         result = engine.run()
@@ -303,6 +305,17 @@ def test_an_env_for_evaluation_that_dies_is_replaced(ray_cluster, tmp_path):
         engine.start()
         metrics = engine.evaluate()
     assert (metrics["eval/episodes"], metrics["eval/length_mean"], metrics["faults/died"]) == (4, 20, 1)
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(300)
+def test_an_env_that_dies_every_time_ends_the_run_with_its_exit_code(ray_cluster):
+    made = config(env=kind("exit", 2, max_restarts=1), cluster=FAR)
+    with pytest.raises(WorkerDied) as caught, assemble_without_evaluation(made) as engine:
+        engine.run()
+    assert caught.value.worker == "env[0]"
+    assert caught.value.exit_code == (1 if sys.platform == "linux" and kernel_tells() else None)
+    assert caught.value.__notes__ == ["env[0] was replaced 1 times before (env.max_restarts)"]
 
 
 @pytest.mark.ray
