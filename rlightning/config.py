@@ -49,6 +49,12 @@ class EnvConfig(Section):
     """CPUs reserved for each remote worker."""
     num_gpus: float = Field(0.0, ge=0)
     """GPUs reserved for each remote worker; a fraction shares one."""
+    max_restarts: int = Field(3, ge=0)
+    """Times that each worker is replaced after a fault of its env: it raised, gave a number that is not finite, took
+    longer than ``step_timeout_s``, or its process died. The fault after the last time ends the run with its cause."""
+    step_timeout_s: float | None = Field(None, gt=0)
+    """Seconds that a reset or step of a remote worker may take; one that takes longer hangs, and its process is ended.
+    null means no limit but ``cluster.call_timeout_s``, after which the run ends."""
     env_kwargs: FreeForm = Field(default_factory=dict)
     """Passed to the env's constructor as it is."""
 

@@ -93,7 +93,13 @@ def raised_by(error: BaseException, worker: str, method: str) -> tuple[str, str]
 
 
 class WorkerDied(WorkerError):
-    """The process of a worker is gone."""
+    """The process of a worker is gone.
+
+    Attributes:
+        exit_code: Its exit code, or minus the signal that ended it; None where it is not known.
+    """
+
+    exit_code: int | None = None
 
 
 class CallTimeout(RLightningError, TimeoutError):

@@ -122,6 +122,21 @@ class DataBuffer:
             calls.append(shard.call(BufferShard.truncate, ids, *(env_rets.items[place] for place in places)))
         gather(calls, self._timeout_s)
 
+    def cut(self, env_ids: Sequence[int]) -> None:
+        """Drop the open steps of env workers whose outcomes are lost; their next steps are those of other episodes.
+
+        The step before it is kept, as one that truncated its episode in its true next observation.
+        """
+        calls = [
+            shard.call(BufferShard.cut, [env_ids[place] for place in places])
+            for shard, places in self._by_owner(env_ids)
+        ]
+        gather(calls, self._timeout_s)
+
+    def rows(self) -> dict[int, int]:
+        """Count the steps of each env worker, an open one among them."""
+        return {env_id: rows for held in self._all(BufferShard.rows) for env_id, rows in held.items()}
+
     def sample(self, num_learners: int | None = None) -> list[Future[TensorDict]]:
         """Give the data, one piece for each train policy; pass the pieces on unopened.
 

@@ -51,6 +51,15 @@ class BufferShard:
         for env_id, env_ret in zip(env_ids, env_rets, strict=True):
             self._storage.truncate(self._places[env_id], env_ret)
 
+    def cut(self, env_ids: Sequence[int]) -> None:
+        """Drop the open steps of some env workers, whose outcomes are lost."""
+        for env_id in env_ids:
+            self._storage.cut(self._places[env_id])
+
+    def rows(self) -> dict[int, int]:
+        """Count the steps of each env worker, an open one among them."""
+        return dict(zip(self._places, self._storage.rows(), strict=True))
+
     def add_episode(self, env_id: int, episode: TensorDict) -> None:
         """Add consecutive whole transitions of one env worker."""
         self._storage.add_episode(self._places[env_id], episode)

@@ -88,6 +88,27 @@ class RolloutBlock:
         if self._rows[env_id] > self._closed[env_id]:
             self._close(env_id, env_ret, is_last=True)
 
+    def cut(self, env_id: int) -> None:
+        """Drop the open row of an env worker, whose outcome is lost; what comes next does not continue what is here.
+
+        The row before it is whole and ends in what the dropped one saw. It is marked as truncated where no episode
+        ended with it, so that learners take the value of that observation and nothing crosses to the next row.
+        """
+        row, columns = self._closed[env_id], self._columns[env_id] if self._columns else {}
+        is_open = self._rows[env_id] > row
+        self._rows[env_id] = row
+        if row == 0:
+            return
+        if is_open and row - 1 not in self._seen_next[env_id]:
+            _write(columns["next_observation"], row - 1, tree_map(lambda leaf: leaf[row], columns["observation"]))
+            self._seen_next[env_id].append(row - 1)
+        self._is_plain = False
+        columns["truncated"][row - 1] |= columns["valid"][row - 1] & ~columns["terminated"][row - 1]
+
+    def rows(self) -> list[int]:
+        """Count the rows of each env worker, an open one among them."""
+        return list(self._rows)
+
     def add_episode(self, env_id: int, episode: TensorDict) -> None:
         """Write consecutive whole transitions of an env worker.
 

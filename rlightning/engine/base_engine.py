@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections import deque
+from collections import Counter, deque
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from rlightning.engine.evaluation import EvalResult, Evaluator, returns_by_task
 from rlightning.engine.interrupt import Interrupt
 from rlightning.engine.recorder import Recorder, SilentRecorder
 from rlightning.env.env_group import EnvGroup
+from rlightning.env.faults import FaultCounts
 from rlightning.errors import (
     CheckpointError,
     ConfigError,
@@ -152,7 +153,7 @@ class BaseEngine(ABC):
         total = timer.total_s("total")
         metrics |= {f"time/{name}_s": timer.total_s(name) for name in ("collect", "learn", "publish", "total")}
         metrics |= {"time/env_steps_per_s": rows / total, "policy/version": float(version)}
-        return metrics | self._count_episodes()
+        return metrics | self._count_episodes() | self._count_faults()
 
     def start(self) -> None:
         """Bring the initial weights to all who act and reset the envs; a resumed run has both already."""
@@ -225,7 +226,11 @@ class BaseEngine(ABC):
         with self._timer.measure("evaluate"):
             self.make_room_to_act()
             self._evaluation = self.evaluator.run()
-        return {**self._evaluation.metrics(), "time/evaluate_s": self._timer.total_s("evaluate")}
+        return {
+            **self._evaluation.metrics(),
+            **self._count_faults(),
+            "time/evaluate_s": self._timer.total_s("evaluate"),
+        }
 
     def save(self, *, best: bool = False) -> Path | None:
         """Keep a checkpoint of all that a resumed run needs."""
@@ -234,11 +239,13 @@ class BaseEngine(ABC):
 
     def get_state(self) -> dict[str, Any]:
         """Give all that a resumed run needs: policies, envs, counters."""
+        faults = self.env_group.faults
         counters = {
             "epoch": self.epoch,
             "env_steps": self.env_steps,
             "best": self._best,
             "returns": list(self._returns),
+            "faults": {"restarts": faults.restarts, "generations": faults.generations, "kinds": faults.kinds},
         }
         return {
             "policy": self.policy_group.get_training_state(),
@@ -259,6 +266,8 @@ class BaseEngine(ABC):
             self._best = counters["best"]
             self._returns.extend(counters["returns"])
             policy, env = state["policy"], state["env"]
+            if "faults" in counters:  # those before had none
+                self.env_group.faults = FaultCounts(**counters["faults"])
         except KeyError as error:
             raise CheckpointError(f"{checkpoint} is not a checkpoint of a run: it lacks {error}") from error
         try:
@@ -327,6 +336,12 @@ class BaseEngine(ABC):
             metrics["episode/return_mean"] = float(np.mean([episode.return_ for episode in episodes]))
             metrics["episode/length_mean"] = float(np.mean([episode.length for episode in episodes]))
         return metrics | returns_by_task(episodes, "episode/return_mean")
+
+    def _count_faults(self) -> dict[str, float]:
+        counts = Counter(self.env_group.faults.metrics())
+        if self.evaluator is not None:
+            counts.update(self.evaluator.faults.metrics())
+        return dict(counts)
 
     def _log(self, metrics: dict[str, float]) -> None:
         progress = {"progress/epoch": float(self.epoch), "progress/env_steps": float(self.env_steps)}

@@ -11,9 +11,11 @@ import numpy as np
 from rlightning.config import EvalConfig
 from rlightning.env.env_group import EnvGroup
 from rlightning.env.env_worker import Episode
-from rlightning.errors import RLightningError
+from rlightning.env.faults import FaultCounts
+from rlightning.errors import RLightningError, WorkerError
 from rlightning.policy.policy_group import PolicyGroup
-from rlightning.runtime import gather
+from rlightning.runtime import Future, gather
+from rlightning.types import BatchedData, EnvRet
 
 _STEPS_BETWEEN_COUNTS = 16
 """Steps between two looks at which episodes have ended; looking costs a call per worker."""
@@ -85,7 +87,7 @@ class Evaluator:
 
         Raises:
             RLightningError: If episodes are unfinished after ``max_steps``.
-            WorkerError: If an env or a policy failed.
+            WorkerError: If a policy failed, or an env that was replaced as often as it may be.
         """
         self._policies.seed_evaluation(self._config.seed)
         self._envs.pop_episodes()
@@ -100,19 +102,41 @@ class Evaluator:
                     f"train.max_eval_rollout_steps or set env.max_episode_steps"
                 )
             stretch = int(min(_STEPS_BETWEEN_COUNTS, limit - steps))
-            for _ in range(stretch):
-                responses = self._policies.rollout_batch(
-                    env_rets, evaluation=True, deterministic=self._config.deterministic
-                )
-                env_rets = self._envs.step(responses)
-            steps += stretch
-            # A failure travels on in the futures; without a look at them, unfinished episodes would be waited for.
-            gather(env_rets.items, self._timeout_s)
+            try:
+                env_rets = self._make_steps(env_rets, stretch)
+                steps += stretch
+            except WorkerError as error:
+                env_rets = self._go_on(error, env_rets)
+                steps = 0  # a new env has made none
             for episode in self._envs.pop_episodes():
                 if quotas[episode.worker, episode.sub_env]:
                     quotas[episode.worker, episode.sub_env] -= 1
                     counted.append(episode)
         return EvalResult(tuple(counted))
+
+    @property
+    def faults(self) -> FaultCounts:
+        """What happened to the envs so far."""
+        return self._envs.faults
+
+    def _make_steps(self, env_rets: BatchedData[Future[EnvRet]], count: int) -> BatchedData[Future[EnvRet]]:
+        for _ in range(count):
+            responses = self._policies.rollout_batch(
+                env_rets, evaluation=True, deterministic=self._config.deterministic
+            )
+            env_rets = self._envs.step(responses)
+        # A failure travels on in the futures; without a look at them, unfinished episodes would be waited for.
+        gather(env_rets.items, self._timeout_s)
+        return env_rets
+
+    def _go_on(self, error: WorkerError, env_rets: BatchedData[Future[EnvRet]]) -> BatchedData[Future[EnvRet]]:
+        """Have envs at fault replaced; the others go on from where they are.
+
+        The new ones start new episodes, so that broken ones are not counted.
+        """
+        recovery = self._envs.recover(error)
+        latest = recovery.replaced | dict(self._envs.current(list(recovery.steps)))
+        return BatchedData(env_rets.env_ids, [latest[env_id] for env_id in env_rets.env_ids])
 
     def close(self) -> None:
         """Close the envs."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 from rlightning.engine.sync_engine import SyncEngine
 from rlightning.env.env_group import EnvGroup
 from rlightning.env.env_worker import EnvWorker
-from rlightning.errors import ProtocolError
+from rlightning.errors import ProtocolError, WorkerError
 from rlightning.policy.base_policy import BasePolicy, PolicyRole
 from rlightning.runtime import Future, Guest, WorkerHandle, gather
 from rlightning.runtime.guests import guest_here, start_guest
@@ -28,9 +28,9 @@ class FragmentCollector:
     """
 
     def __init__(self, storage_class: type[Any], num_steps: int, env_ids: Sequence[int], keys: Sequence[str]) -> None:
-        self._num_steps, self._env_ids = num_steps, tuple(env_ids)
-        self._workers: list[EnvWorker] = [guest_here(key) for key in keys]
-        self._num_envs = tuple(worker.get_meta().num_envs for worker in self._workers)
+        self._num_steps, self._env_ids, self._keys = num_steps, tuple(env_ids), tuple(keys)
+        workers: list[EnvWorker] = [guest_here(key) for key in keys]
+        self._num_envs = tuple(worker.get_meta().num_envs for worker in workers)
         self._block = storage_class(num_steps, self._num_envs)
 
     def collect(self, policy: BasePolicy) -> Fragment:
@@ -44,7 +44,9 @@ class FragmentCollector:
                 f"env workers {list(self._env_ids)} live with a policy that has become a train policy: with "
                 f"process-colocate only policies without env workers may change their roles"
             )
-        block, workers = self._block, self._workers
+        block = self._block
+        # Asked for anew, since a worker whose env failed is replaced.
+        workers: list[EnvWorker] = [guest_here(key) for key in self._keys]
         block.clear()
         seen: list[EnvRet] = [worker.current() for worker in workers]
         for _ in range(self._num_steps):
@@ -92,9 +94,22 @@ class FragmentGroup:
             started.append(built)
         gather(started, timeout_s)
 
-    def collect(self) -> list[tuple[tuple[int, ...], Future[Fragment]]]:
-        """Have every process make its steps at the same time; gives env ids and the future of their fragment."""
-        return [(env_ids, guest.host.run(_collect, guest.key, method="collect")) for guest, env_ids in self._collectors]
+    def collect(
+        self, missing: Container[tuple[int, ...]] | None = None
+    ) -> list[tuple[tuple[int, ...], Future[Fragment]]]:
+        """Have processes make their steps at the same time.
+
+        Args:
+            missing: Env ids of the processes that do; None means all.
+
+        Returns:
+            Env ids of each process, and the future of their fragment.
+        """
+        return [
+            (env_ids, guest.host.run(_collect, guest.key, method="collect"))
+            for guest, env_ids in self._collectors
+            if missing is None or env_ids in missing
+        ]
 
 
 def _collect(policy: BasePolicy, key: str) -> Fragment:
@@ -112,10 +127,47 @@ class FragmentEngine(SyncEngine):
         """Take the parts, and the collectors; see ``BaseEngine``."""
         super().__init__(*args, **kwargs)
         self._fragments = fragments
+        self._are_reset = False
 
     def collect(self) -> int:
-        self._current()
-        stored = [self.buffer.add_fragment_async(env_ids, fragment) for env_ids, fragment in self._fragments.collect()]
-        with self._timer.measure("wait"):
-            gather(stored, self.config.cluster.call_timeout_s)
+        first = self._current()
+        if not self._are_reset:
+            try:
+                gather(first.items, self.config.cluster.call_timeout_s)
+            except WorkerError as error:
+                self.env_group.raise_others(first.items)
+                self._replace(error)
+            self._are_reset = True
+        missing: list[tuple[int, ...]] | None = None
+        while missing is None or missing:
+            collected = self._fragments.collect(missing)
+            stored = [(env_ids, self.buffer.add_fragment_async(env_ids, fragment)) for env_ids, fragment in collected]
+            with self._timer.measure("wait"):
+                missing = self._lost(stored)
         return self.buffer.size()
+
+    def _lost(self, stored: Sequence[tuple[tuple[int, ...], Future[None]]]) -> list[tuple[int, ...]]:
+        """Wait for fragments; lists those in which an env failed, which is replaced by then."""
+        lost, failure = [], None
+        for env_ids, future in stored:
+            try:
+                future.result(self.config.cluster.call_timeout_s)
+            except WorkerError as error:
+                lost.append(env_ids)
+                failure = failure or error
+        if failure is not None:
+            self.env_group.raise_others(future for _, future in stored)
+            self._replace(failure)
+        return lost
+
+    def _replace(self, failure: WorkerError) -> None:
+        """Have envs at fault replaced until all show something."""
+        while True:
+            recovery = self.env_group.recover(failure)
+            try:
+                # A new env may fail at once.
+                gather(recovery.replaced.values(), self.config.cluster.call_timeout_s)
+            except WorkerError as error:
+                failure = error
+            else:
+                return

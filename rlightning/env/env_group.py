@@ -2,14 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from rlightning.env.env_worker import EnvWorker, Episode
-from rlightning.errors import CheckpointError, ConfigError, Problem
+from rlightning.env.env_worker import EnvWorker, Episode, WorkerReport
+from rlightning.env.faults import FaultCounts, FaultKind, HangGuard, Replacements
+from rlightning.errors import (
+    CheckpointError,
+    ConfigError,
+    Problem,
+    RLightningError,
+    WorkerDied,
+    WorkerError,
+)
 from rlightning.observability.timer import Span
 from rlightning.runtime import Future, WorkerInfo, as_handle, gather
 from rlightning.types import BatchedData, EnvMeta, EnvRet, PolicyResponse
+
+logger = logging.getLogger(__name__)
+
+_CLOSE_S = 10.0
+"""Seconds that an env at fault gets to close."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """How a group goes on after a fault.
+
+    Attributes:
+        replaced: Env id of each new worker -> what it shows first.
+        steps: Env id of each worker that was well -> steps that it has made in all, as ``steps_asked`` counts them.
+    """
+
+    replaced: dict[int, Future[EnvRet]]
+    steps: dict[int, int]
 
 
 class EnvGroup:
@@ -19,11 +47,13 @@ class EnvGroup:
         workers: ``EnvWorker`` objects, Ray actor handles or guests of it; their order is that of the env ids.
         call_timeout_s: Seconds that a call may take; None waits for ever.
         on_close: Called once by ``close``, to end what was started for the workers.
+        replacements: How workers are replaced; None means never.
 
     Attributes:
         env_ids: Ids of the workers: 0, 1, ...
         env_metas: Description of each worker's env.
         env_meta: What all workers have in common; its ``num_envs`` counts the sub-envs of all of them.
+        faults: What happened to the workers so far; a resumed run goes on from those of its checkpoint.
 
     Raises:
         ConfigError: If there is no worker, or two workers differ in their spaces, so that no policy could serve both.
@@ -34,8 +64,18 @@ class EnvGroup:
         workers: Sequence[Any],
         call_timeout_s: float | None = None,
         on_close: Callable[[], None] | None = None,
+        replacements: Replacements | None = None,
     ) -> None:
-        self._handles = [as_handle(worker, f"env[{i}]") for i, worker in enumerate(workers)]
+        names = [f"env[{i}]" for i in range(len(workers))] if replacements is None else replacements.names
+        self._handles = [as_handle(worker, name) for worker, name in zip(workers, names, strict=True)]
+        self._replacements = replacements
+        limits = [None] * len(workers) if replacements is None else replacements.step_timeout_s
+        self._guard = HangGuard(limits, self._end_hanging)
+        self._overdue: set[int] = set()  # workers whose process was ended here
+        self._died: dict[int, WorkerDied] = {}
+        self._asked = [0] * len(workers)
+        self._records = False
+        self.faults = FaultCounts.none(len(workers))
         self._timeout_s = call_timeout_s
         self._on_close = on_close
         self._is_closed = False
@@ -71,37 +111,173 @@ class EnvGroup:
         Args:
             reseed: Play the episodes of the first reset again.
         """
-        return BatchedData(self.env_ids, [handle.call(EnvWorker.reset, reseed) for handle in self._handles])
+        return BatchedData(self.env_ids, [self._reset(env_id, reseed) for env_id in self.env_ids])
 
     def step(self, responses: BatchedData[PolicyResponse | Future[PolicyResponse]]) -> BatchedData[Future[EnvRet]]:
         """Step the workers that ``responses`` names, with a response or the future of one each."""
-        handles = self._handles
+        handles, asked = self._handles, self._asked
         futures = [handles[env_id].call(EnvWorker.step, response) for env_id, response in responses]
+        for env_id in responses.env_ids:
+            asked[env_id] += 1
+        if self._guard.is_on:
+            for env_id, future, response in zip(responses.env_ids, futures, responses.items, strict=True):
+                self._guard.started(env_id, future, response)
         return BatchedData(responses.env_ids, futures)
+
+    def current(self, env_ids: Sequence[int]) -> BatchedData[Future[EnvRet]]:
+        """Give what some workers last returned once more, to go on from."""
+        return BatchedData(env_ids, [self._handles[env_id].call(EnvWorker.current) for env_id in env_ids])
+
+    @property
+    def steps_asked(self) -> list[int]:
+        """Steps that each worker was asked for since it was built, by env id."""
+        return list(self._asked)
+
+    # Faults
+
+    def raise_others(self, futures: Iterable[Future[Any]]) -> None:
+        """Raise the first failure of futures that are done that none of the workers here is to blame for."""
+        for future in futures:
+            try:
+                future.result()
+            except WorkerError as error:
+                if not self._is_ours(error):
+                    raise
+
+    def _is_ours(self, error: WorkerError) -> bool:
+        return self._replacements is not None and error.worker in self._replacements.names
+
+    def recover(self, error: WorkerError, in_step: Mapping[int, int] | None = None) -> Recovery:
+        """Replace the workers whose envs are at fault, where they were; they start episodes that nobody played yet.
+
+        Args:
+            error: The failure that was met.
+            in_step: Which step each worker is in, by env id, where that is known, for messages; 0 is the reset.
+
+        Raises:
+            WorkerError: ``error`` itself if the fault is not one of an env of this group; the fault of a worker that
+                was replaced as often as it may be.
+        """
+        if not self._is_ours(error):
+            raise error
+        reports = self._reports()
+        replaced, steps = {}, {}
+        for env_id, report in enumerate(reports):
+            if report.fault is None:
+                steps[env_id] = self._asked[env_id] = report.steps
+            else:
+                replaced[env_id] = self._replace(env_id, report, (in_step or {}).get(env_id))
+        if not replaced:
+            raise error
+        return Recovery(replaced, steps)
+
+    def _reports(self) -> list[WorkerReport]:
+        """Ask each worker how it is; one that hangs or is gone is at fault, too."""
+        asked = [handle.call(EnvWorker.report) for handle in self._handles]
+        reports = []
+        for env_id, (handle, future) in enumerate(zip(self._handles, asked, strict=True)):
+            try:
+                reports.append(future.result(self._timeout_s))
+            except WorkerDied as died:
+                if died.worker != handle.name:  # the process is that of another worker
+                    raise
+                self._died[env_id] = died
+                reports.append(self._report_of_the_dead(env_id, died))
+        return reports
+
+    def _report_of_the_dead(self, env_id: int, died: WorkerDied) -> WorkerReport:
+        assert self._replacements is not None
+        if env_id in self._overdue:
+            limit = self._replacements.step_timeout_s[env_id]
+            return WorkerReport(0, "timed_out", f"a call took longer than env.step_timeout_s = {limit:g} s")
+        code = "an exit code that is not known" if died.exit_code is None else f"exit code {died.exit_code}"
+        return WorkerReport(0, "died", f"its process died with {code}")
+
+    def _replace(self, env_id: int, report: WorkerReport, step: int | None) -> Future[EnvRet]:
+        assert self._replacements is not None
+        assert report.fault is not None
+        handle, counts = self._handles[env_id], self.faults
+        answers = report.fault in ("raised", "not_finite")
+        told = report.message
+        if not answers:
+            where = "" if step is None else f" in step {step} of this worker" if step else " in reset"
+            told = f"{self.env_metas[env_id].name}: {told}{where}"
+        counts.kinds[report.fault] = counts.kinds.get(report.fault, 0) + 1
+        left = self._replacements.max_restarts[env_id] - counts.restarts[env_id]
+        if left <= 0:
+            self._raise_last(env_id, report.fault, told)
+        counts.restarts[env_id] += 1
+        counts.generations[env_id] += 1
+        logger.warning(
+            "%s: %s; it is replaced, with episodes of generation %d and %d restarts left",
+            handle.name,
+            told,
+            counts.generations[env_id],
+            left - 1,
+        )
+        if answers:
+            try:
+                handle.call(EnvWorker.close).result(_CLOSE_S)
+            except RLightningError as failure:
+                logger.warning("%s could not be closed: %s", handle.name, failure)
+        self._guard.forget(env_id)
+        worker = self._replacements.build(env_id, handle.target, counts.generations[env_id])
+        self._handles[env_id] = as_handle(worker, handle.name)
+        self._asked[env_id] = 0
+        self._overdue.discard(env_id)
+        if self._records:
+            self._handles[env_id].call(EnvWorker.record_spans)
+        return self._reset(env_id)
+
+    def _end_hanging(self, env_id: int) -> None:
+        self._overdue.add(env_id)
+        self._handles[env_id].stop()
+
+    def _raise_last(self, env_id: int, fault: FaultKind, told: str) -> None:
+        """Raise the fault of a worker that was replaced as often as it may be."""
+        handle, restarts = self._handles[env_id], self.faults.restarts[env_id]
+        try:
+            if fault == "died":
+                raise self._died[env_id]
+            if fault == "timed_out":
+                raise WorkerDied(told, handle.name)
+            handle.call(EnvWorker.raise_fault).result(self._timeout_s)
+        except WorkerError as last:
+            if restarts:
+                last.add_note(f"{handle.name} was replaced {restarts} times before (env.max_restarts)")
+            raise
+
+    def _reset(self, env_id: int, reseed: bool = False) -> Future[EnvRet]:
+        future = self._handles[env_id].call(EnvWorker.reset, reseed)
+        self._guard.started(env_id, future)
+        return future
+
+    # What the workers know
 
     def pop_episodes(self) -> list[Episode]:
         """Give the episodes that ended since the last call, worker by worker."""
-        return [episode for episodes in self._call_all(EnvWorker.pop_episodes) for episode in episodes]
+        return [episode for episodes in self._call_living(EnvWorker.pop_episodes, ()) for episode in episodes]
 
     def record_spans(self) -> None:
         """Have all workers write down, from now on, when they do what."""
-        self._call_all(EnvWorker.record_spans)
+        self._records = True
+        self._call_living(EnvWorker.record_spans)
 
     def take_spans(self) -> dict[str, list[Span]]:
         """Give what the workers wrote down since the last call, by their names."""
-        spans = self._call_all(EnvWorker.take_spans)
+        spans = self._call_living(EnvWorker.take_spans, [])
         return {handle.name: taken for handle, taken in zip(self._handles, spans, strict=True)}
 
     def get_state(self) -> list[dict[str, Any] | None]:
-        """Describe every worker; None for one whose env cannot be stored."""
-        return self._call_all(EnvWorker.get_state)
+        """Describe every worker; None for one whose env cannot be stored, or that is gone."""
+        return self._call_living(EnvWorker.get_state)
 
     def set_state(self, states: Sequence[dict[str, Any] | None], generation: int = 1) -> BatchedData[Future[EnvRet]]:
         """Go on from states of ``get_state``.
 
         Args:
             states: One per worker; where it is None, the worker starts new episodes.
-            generation: Which episodes those are; 0 are the first ones of a run.
+            generation: Which episodes those are at least; 0 are the first ones of a run.
 
         Returns:
             What each worker last returned, to act on next.
@@ -113,10 +289,15 @@ class EnvGroup:
             raise CheckpointError(
                 f"{len(states)} env states for {len(self)} env workers: the run had other env workers"
             )
-        futures: list[Future[EnvRet]] = [
-            handle.call(EnvWorker.restart, generation) if state is None else handle.call(EnvWorker.set_state, state)
-            for handle, state in zip(self._handles, states, strict=True)
-        ]
+        futures: list[Future[EnvRet]] = []
+        played = self.faults.generations
+        for env_id, (handle, state) in enumerate(zip(self._handles, states, strict=True)):
+            if state is None:
+                # A worker that was replaced has played the next generation, which may have come to that number.
+                played[env_id] = max(generation, played[env_id] + 1) if played[env_id] else generation
+                futures.append(handle.call(EnvWorker.restart, played[env_id]))
+            else:
+                futures.append(handle.call(EnvWorker.set_state, state))
         return BatchedData(self.env_ids, futures)
 
     def render(self, env_id: int = 0) -> Any:
@@ -129,13 +310,32 @@ class EnvGroup:
             return
         self._is_closed = True
         try:
-            self._call_all(EnvWorker.close)
+            self._call_living(EnvWorker.close)
         finally:
+            self._guard.close()
             if self._on_close is not None:
                 self._on_close()
 
     def _call_all(self, method: Any) -> list[Any]:
         return gather([handle.call(method) for handle in self._handles], self._timeout_s)
+
+    def _call_living(self, method: Any, instead: Any = None) -> list[Any]:
+        """Call all workers; one that is gone and may be replaced is missed by the next step, and not here."""
+        futures = [handle.call(method) for handle in self._handles]
+        try:
+            return gather(futures, self._timeout_s)
+        except WorkerDied:
+            if self._replacements is None or not any(self._replacements.max_restarts):
+                raise
+        answers = []
+        for handle, future in zip(self._handles, futures, strict=True):
+            try:
+                answers.append(future.result(self._timeout_s))
+            except WorkerDied as died:
+                if died.worker != handle.name:
+                    raise
+                answers.append(instead)
+        return answers
 
 
 def _common_meta(metas: Sequence[EnvMeta]) -> EnvMeta:

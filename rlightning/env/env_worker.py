@@ -11,6 +11,7 @@ from rlightning.config import EnvConfig
 from rlightning.env import state as plain_state
 from rlightning.env.arrays import Leaf, all_finite, any_true, checked, map_parts, row_leaves
 from rlightning.env.base_env import BaseEnv
+from rlightning.env.faults import FaultKind
 from rlightning.env.seeding import Purpose, sub_env_seeds
 from rlightning.errors import CheckpointError, ProtocolError, ShapeError, WorkerError
 from rlightning.observability.timer import Span, Timer
@@ -42,6 +43,25 @@ class Episode:
     task: str
     worker: int
     sub_env: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReport:
+    """How a worker is after a failure somewhere in the run.
+
+    Attributes:
+        steps: Steps that it made since it was built.
+        fault: What its env did: ``FaultKind``; None if it is well.
+        message: The fault in words.
+    """
+
+    steps: int
+    fault: FaultKind | None = None
+    message: str = ""
+
+
+class _NotFinite(WorkerError):
+    """The env gave a number that is not finite."""
 
 
 class EnvWorker:
@@ -89,6 +109,8 @@ class EnvWorker:
         self._last: EnvRet | None = None
         self._is_seeded = False
         self._steps = 0
+        self._made = 0  # steps of this object; a restored state has those of others before it
+        self._fault: tuple[FaultKind, WorkerError] | None = None
         self._returns = np.zeros(n, np.float64)
         self._began = np.zeros(n, np.int64)  # the step after which the episode of each row began
         self._episodes: list[Episode] = []
@@ -114,6 +136,7 @@ class EnvWorker:
             self._blame(error, "reset")
         self._is_seeded = True
         self._last = last
+        self._fault = None
         self._begin_episodes(slice(None))
         return ret
 
@@ -135,14 +158,19 @@ class EnvWorker:
         if self._last is None:
             raise ProtocolError(f"{self.name}: call reset before step")
         action = response.action if response.env_action is None else response.env_action
+        is_taken = False
         try:
             with self._timer.measure("step"):
-                last = self._env.step(PolicyResponse(self._own_action(action, self._action_leaves)))
+                owned = self._own_action(action, self._action_leaves)
+                is_taken = True
+                last = self._env.step(PolicyResponse(owned))
                 ret = self._own(last)
         except Exception as error:
-            self._blame(error, "step")
+            # An action that the env cannot have had is the policy's fault.
+            self._blame(error, "step", is_envs=is_taken)
         self._last = last
         self._steps += 1
+        self._made += 1
         self._returns += ret.reward
         if any_true(ret.is_reset):
             self._begin_episodes(ret.is_reset)
@@ -159,6 +187,18 @@ class EnvWorker:
         if self._last is None:
             raise ProtocolError(f"{self.name}: call reset first")
         return self._own(self._last)
+
+    def report(self) -> WorkerReport:
+        """Tell, after a failure somewhere in the run, whether it was the env here."""
+        if self._fault is None:
+            return WorkerReport(self._made)
+        kind, error = self._fault
+        return WorkerReport(self._made, kind, error.message)
+
+    def raise_fault(self) -> None:
+        """Raise the fault of the env once more; nothing if there is none."""
+        if self._fault is not None:
+            raise self._fault[1]
 
     def pop_episodes(self) -> list[Episode]:
         """Give the episodes that ended since the last call, in the order of their ends."""
@@ -248,13 +288,17 @@ class EnvWorker:
     def _episode(self, return_: float, length: int, truncated: bool, sub_env: int) -> Episode:
         return Episode(return_, length, truncated, self._task, self._index, sub_env)
 
-    def _blame(self, error: Exception, method: str) -> NoReturn:
+    def _blame(self, error: Exception, method: str, *, is_envs: bool = True) -> NoReturn:
         """Say who, where and when; what the env raised becomes the cause."""
         is_ours = isinstance(error, WorkerError | ShapeError)
         text = getattr(error, "message", str(error)) if is_ours else f"{type(error).__name__}: {error}"
         cause = (error.__cause__ or error) if is_ours else error
         step = f" (step {self._steps + 1} of this worker)" if method == "step" else ""
-        raise WorkerError(f"{self._meta.name}: {text}{step}", self.name, method) from cause
+        blamed = WorkerError(f"{self._meta.name}: {text}{step}", self.name, method)
+        blamed.__cause__ = cause
+        if is_envs:
+            self._fault = ("not_finite" if isinstance(error, _NotFinite) else "raised"), blamed
+        raise blamed from cause
 
     # What the env gets and gives is checked and copied below, and nowhere else.
 
@@ -277,7 +321,7 @@ class EnvWorker:
         reward = self._own_column(last.reward, _FLOAT32, "reward")
         if not all_finite(reward):
             row = _bad_row(reward)
-            raise WorkerError(f"reward of sub-env {row} is {reward[row]}, which is not finite")
+            raise _NotFinite(f"reward of sub-env {row} is {reward[row]}, which is not finite")
         terminated = self._own_column(last.terminated, _BOOL, "terminated")
         truncated = self._own_column(last.truncated, _BOOL, "truncated")
         is_reset = self._own_column(last.is_reset, _BOOL, "is_reset")
@@ -301,7 +345,7 @@ class EnvWorker:
             rows = checked(rows, leaves.shape, leaves.handed_out, f"{what}{leaves.path}")
         owned = rows.astype(leaves.handed_out, "C")
         if not all_finite(owned):
-            raise WorkerError(f"{what}{leaves.path} of sub-env {_bad_row(owned)} is not finite")
+            raise _NotFinite(f"{what}{leaves.path} of sub-env {_bad_row(owned)} is not finite")
         return owned
 
     def _own_column(self, column: Any, dtype: np.dtype[Any], what: str) -> Array:
@@ -321,7 +365,7 @@ class EnvWorker:
             owned = current.copy()
             owned[ended] = checked(last, leaf.shape, leaf.handed_out, what)[ended]
             if not all_finite(owned):
-                raise WorkerError(f"{what} of sub-env {_bad_row(owned)} is not finite")
+                raise _NotFinite(f"{what} of sub-env {_bad_row(owned)} is not finite")
             return owned
 
         return tree_map(pick, observation, self._observation_leaves, final)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 from rlightning.buffer.data_buffer import DataBuffer
 from rlightning.config import Config
@@ -14,10 +15,11 @@ from rlightning.engine.fragments import FragmentEngine, FragmentGroup
 from rlightning.engine.recorder import Recorder
 from rlightning.engine.sync_engine import RslEngine, SyncEngine
 from rlightning.env.env_group import EnvGroup
+from rlightning.env.faults import Replacements
 from rlightning.launch.context import current_run
 from rlightning.launch.lodging import Lodging
 from rlightning.launch.seats import seats_of
-from rlightning.launch.workers import plan_workers, shares_processes
+from rlightning.launch.workers import env_kind, of_generation, plan_workers, shares_processes
 from rlightning.policy.group_weights import weight_carrier
 from rlightning.policy.policy_group import PolicyGroup
 from rlightning.registry import lookup
@@ -37,7 +39,12 @@ def build_env_group(config: Config) -> EnvGroup:
     with _pool(config) as pool:
         workers = pool.start([*hosts, *plan.env])
         lodging = Lodging(config, pool, workers[: len(hosts)])
-        return EnvGroup(workers[len(hosts) :], call_timeout_s=config.cluster.call_timeout_s, on_close=lodging.close)
+        return EnvGroup(
+            workers[len(hosts) :],
+            call_timeout_s=config.cluster.call_timeout_s,
+            on_close=lodging.close,
+            replacements=_replacements(pool, plan.env),
+        )
 
 
 def build_eval_env_group(config: Config) -> EnvGroup:
@@ -175,4 +182,25 @@ def _pool(config: Config) -> Iterator[WorkerPool]:
 
 def _env_group(config: Config, specs: list[WorkerSpec]) -> EnvGroup:
     with _pool(config) as pool:
-        return EnvGroup(pool.start(specs), call_timeout_s=config.cluster.call_timeout_s, on_close=pool.stop)
+        return EnvGroup(
+            pool.start(specs),
+            call_timeout_s=config.cluster.call_timeout_s,
+            on_close=pool.stop,
+            replacements=_replacements(pool, specs),
+        )
+
+
+def _replacements(pool: WorkerPool, specs: Sequence[WorkerSpec]) -> Replacements:
+    """Say how env workers that a pool started are replaced."""
+
+    def build(env_id: int, old: Any, generation: int) -> Any:
+        return pool.replace(old, of_generation(specs[env_id], generation))
+
+    kinds = [env_kind(spec) for spec in specs]
+    return Replacements(
+        names=[spec.name for spec in specs],
+        max_restarts=[kind.max_restarts for kind in kinds],
+        # A call here cannot be left alone.
+        step_timeout_s=[kind.step_timeout_s if spec.remote else None for spec, kind in zip(specs, kinds, strict=True)],
+        build=build,
+    )

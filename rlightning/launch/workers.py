@@ -78,6 +78,18 @@ def _env_spec(config: Config, kind: EnvConfig, index: int, seed: int, purpose: s
     return WorkerSpec(EnvWorker, args, name, config.cluster.remote_env, kind.num_cpus, kind.num_gpus)
 
 
+def env_kind(spec: WorkerSpec) -> EnvConfig:
+    """Give the configuration of an env worker's env."""
+    kind = spec.args[1]
+    assert isinstance(kind, EnvConfig)
+    return kind
+
+
+def of_generation(spec: WorkerSpec, generation: int) -> WorkerSpec:
+    """Say what the env worker is that takes the place of another one; it plays episodes of its own."""
+    return replace(spec, args=(*spec.args, generation))
+
+
 def host_of(config: Config, env_id: int) -> int:
     """Say in the process of which eval policy an env worker lives: of the one that would answer it step by step."""
     (index,) = SimpleRouter().select([env_id], [0] * config.cluster.eval_worker_num)

@@ -42,6 +42,11 @@ def start_guest(host: WorkerHandle, cls: type[Any], args: tuple[Any, ...], name:
     return guest, host.run(_build, guest.key, name, cls, args, on=name, method="__init__")
 
 
+def rebuild_guest(guest: Guest, cls: type[Any], args: tuple[Any, ...]) -> Future[None]:
+    """Build a worker in the place of a guest, which must have been closed before; the future tells of a failure."""
+    return guest.host.run(_build, guest.key, guest.name, cls, args, on=guest.name, method="__init__")
+
+
 def end_guest(guest: Guest) -> Future[None]:
     """Forget a guest; it must have been closed before."""
     return guest.host.run(_forget, guest.key)

@@ -19,6 +19,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, placement_
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rlightning.errors import CallTimeout, PlacementError, WorkerDied, WorkerError, raised_by
+from rlightning.runtime.exit_code import ProcessWatch
 from rlightning.runtime.future import Future
 from rlightning.runtime.handle import WorkerInfo
 
@@ -31,6 +32,10 @@ _NAMES: dict[str, str] = {}
 """Actor id -> role and index, to name the worker in errors that come by way of another one."""
 _CHANNELS: dict[str, frozenset[str]] = {}
 """Actor id -> the channels that it was spawned with."""
+_PROCESSES: dict[str, ProcessWatch] = {}
+"""Actor id -> its process, where that can be seen from here."""
+_END_S = 5.0
+"""Seconds that Ray gets to end a process."""
 _INLINE_BYTES = 100_000
 """What is smaller travels with the call itself, which takes less time than to store it and to read it there."""
 _STARTS = 3
@@ -177,7 +182,12 @@ def _blame(error: RayError, future: RayFuture[Any]) -> WorkerError:
     if isinstance(error, RayActorError):
         who = _NAMES.get(error.actor_id or "", future.worker)
         method = future.method if who == future.worker else ""
-        return WorkerDied(f"the process of the worker is gone: {error}", who, method, "ray")
+        process = _PROCESSES.get(error.actor_id or "")
+        code = None if process is None else process.exit_code()
+        told = "" if code is None else f" with exit code {code}"
+        died = WorkerDied(f"the process of the worker is gone{told}: {error}", who, method, "ray")
+        died.exit_code = code
+        return died
     origin: BaseException = error
     while isinstance(origin, RayTaskError) and isinstance(origin.cause, BaseException):
         origin = origin.cause
@@ -396,6 +406,27 @@ def spawn(
     actor = ray.remote(max_restarts=0, **groups)(cls).options(**options).remote(*args)
     _CHANNELS[actor._actor_id.hex()] = frozenset(channels or ())
     return actor
+
+
+def watch(actor: Any, process: tuple[str, int]) -> None:
+    """Take note of the process of an actor, as ``own_process`` gave it there, to tell how it ended."""
+    seen = ProcessWatch.of(process)
+    if seen is not None:
+        _PROCESSES[actor._actor_id.hex()] = seen
+
+
+def forget(actor: Any, *, see_end: bool = False) -> None:
+    """Let go of the process of an actor that was stopped.
+
+    Args:
+        actor: The actor.
+        see_end: Wait for its end, and end it here if Ray does not; not where it lives on another machine.
+    """
+    process = _PROCESSES.pop(actor._actor_id.hex(), None)
+    if process is not None:
+        if see_end and not process.is_gone(_END_S):
+            process.kill()
+        process.close()
 
 
 def pickle_by_value(module: ModuleType) -> None:

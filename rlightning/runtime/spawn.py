@@ -12,8 +12,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from rlightning.errors import CallTimeout, PlacementError
+from rlightning.runtime.exit_code import own_process
 from rlightning.runtime.future import gather
-from rlightning.runtime.guests import start_guest
+from rlightning.runtime.guests import Guest, rebuild_guest, start_guest
 from rlightning.runtime.handle import as_handle
 
 
@@ -78,8 +79,9 @@ class WorkerSetup:
             log_to_file(self.log_dir / f"{name}.log", self.log_level)
 
 
-def _apply_setup(_worker: Any, setup: WorkerSetup, name: str) -> None:
+def _apply_setup(_worker: Any, setup: WorkerSetup, name: str) -> tuple[str, int]:
     setup.apply(name)
+    return own_process()
 
 
 class Seats(Protocol):
@@ -180,19 +182,49 @@ class WorkerPool:
         self._actors += [worker for _, worker in started]
         ready = [as_handle(worker, name).run(_apply_setup, self._setup, name) for name, worker in started]
         try:
-            gather(ready, self._start_timeout_s)
+            processes = gather(ready, self._start_timeout_s)
         except CallTimeout as error:
             raise PlacementError(
                 f"{error}; the cluster may lack the CPUs or GPUs that were asked, or imports are slow: raise "
                 f"cluster.start_timeout_s or lower the numbers of workers"
             ) from error
+        for (_, worker), process in zip(started, processes, strict=True):
+            ray_backend.watch(worker, process)
         return workers
+
+    def replace(self, worker: Any, spec: WorkerSpec) -> Any:
+        """Start a worker in the place of one that was started here.
+
+        A process is ended for certain first, and the new one is where it was: its seat has the worker's name. A worker
+        without a process of its own must have been closed.
+
+        Returns:
+            The new worker; a guest stays the same ``Guest``.
+
+        Raises:
+            PlacementError: If it is not up in time.
+            WorkerError: If its constructor failed.
+        """
+        if isinstance(worker, Guest):
+            gather([rebuild_guest(worker, spec.cls, spec.args)], self._start_timeout_s)
+            return worker
+        if spec.remote:
+            from rlightning.runtime import ray_backend
+
+            as_handle(worker, spec.name).stop()
+            ray_backend.forget(worker, see_end=True)
+            self._actors = [actor for actor in self._actors if actor is not worker]
+        return self._start([spec])[0]
 
     def stop(self) -> None:
         """End every process that was started here; may be called twice."""
-        for actor in self._actors:
-            as_handle(actor).stop()
-        self._actors.clear()
+        if self._actors:
+            from rlightning.runtime import ray_backend
+
+            for actor in self._actors:
+                as_handle(actor).stop()
+                ray_backend.forget(actor)
+            self._actors.clear()
         if self._seats is not None and self._has_seats:
             self._seats.leave()
             self._has_seats = False

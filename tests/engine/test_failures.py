@@ -39,7 +39,7 @@ def test_a_failure_of_a_policy_in_any_phase(where, worker, method):
 
 @pytest.mark.parametrize("name", ["syncrl", "rsl"])
 def test_a_failure_of_an_env_names_the_worker_and_the_step(name):
-    made = config(env={"num_workers": 2, "env_kwargs": {"fail_at": 7}}, engine=name)
+    made = config(env={"num_workers": 2, "max_restarts": 0, "env_kwargs": {"fail_at": 7}}, engine=name)
     with (
         pytest.raises(WorkerError, match=r"the motor is off \(step 7 of this worker\)") as caught,
         assemble(made) as it,

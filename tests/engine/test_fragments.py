@@ -53,7 +53,7 @@ def test_a_run_by_fragment_trains():
 def test_an_env_that_fails_within_a_fragment_is_named_with_its_step():
     with (
         pytest.raises(WorkerError, match=r"the motor is off \(step 7 of this worker\)") as caught,
-        assemble(near(env={"env_kwargs": {"fail_at": 7}})) as engine,
+        assemble(near(env={"max_restarts": 0, "env_kwargs": {"fail_at": 7}})) as engine,
     ):
         engine.run()
     assert (caught.value.worker, caught.value.method) == ("env[0]", "step")

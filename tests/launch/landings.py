@@ -60,6 +60,11 @@ def land(made):
         found = {
             handle.name: [ids.index(handle.info().node), devices] for handle, devices in zip(handles, used, strict=True)
         }
+        # An env worker comes down; who takes its place is where it was.
+        place = next(place for place, spec in enumerate(specs) if spec.name == "env[1]")
+        handles[place].call(Worker.exit)
+        successor = as_handle(pool.replace(handles[place].target, specs[place]), "env[1]")
+        replaced = [ids.index(successor.info().node), successor.run(gpus).result(200)]
         routes = seats.routes()
         pools = as_pools(seats.plan, running_cluster(ray_backend.list_nodes()))
     finally:
@@ -67,6 +72,7 @@ def land(made):
     return {
         "wanted": wanted,
         "found": found,
+        "replaced": replaced,
         "routes": None if routes is None else [routes.env_shards, routes.learner_shards],
     }, pools
 

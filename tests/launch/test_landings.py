@@ -24,6 +24,14 @@ def test_every_worker_is_on_the_node_and_the_device_of_its_slot(results, way):
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("way", WAYS)
+def test_who_takes_the_place_of_a_worker_that_died_is_on_its_node_and_its_device(results, way):
+    assert results[way]["replaced"] == results[way]["found"]["env[1]"]
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_strategies_keep_their_promises_there(results):
     def node(way, worker):
         return results[way]["found"][worker][0]

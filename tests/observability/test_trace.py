@@ -166,7 +166,7 @@ def record(tmp_path, made_config):
 
 
 def traced(places=None, **env_kwargs):
-    env = {"num_workers": 2, "env_kwargs": env_kwargs}
+    env = {"num_workers": 2, "max_restarts": 0, "env_kwargs": env_kwargs}
     usual = config(env=env, cluster={"eval_worker_num": 2, **(places or {})})
     return usual.model_copy(update={"log": LogConfig(trace=True)})
 
