@@ -319,6 +319,7 @@ def test_an_env_that_dies_every_time_ends_the_run_with_its_exit_code(ray_cluster
 
 
 @pytest.mark.ray
+@pytest.mark.exhaustive
 @pytest.mark.timeout(300)
 def test_a_process_that_env_and_policy_share_ends_the_run_with_its_cause(ray_cluster, tmp_path):
     far = {"placement": {"env_strategy": "process-colocate"}, "remote_env": True, "remote_eval": True}
