@@ -95,6 +95,7 @@ class EnvWorker:
         self.name = f"env[{index}]" if purpose == "train" else f"{purpose}_env[{index}]"
         self._index, self._task = index, config.task or config.name
         self._env = env_class(config)
+        self._env.purpose = purpose
         if not isinstance(getattr(self._env, "meta", None), EnvMeta):
             raise ProtocolError(f"{env_class.__name__} must set self.meta to an EnvMeta in its constructor")
         self._meta = self._env.meta
