@@ -148,3 +148,15 @@ def test_a_file_that_is_no_model_is_refused(tmp_path):
 def test_stepping_one_by_one_is_another_backend():
     with pytest.raises(ConfigError, match="steps natively"):
         MujocoEnv(EnvConfig(name="Ant-v5", backend="mujoco", vectorization="sync"))
+
+
+def test_reward_terms_are_logged_one_by_one():
+    cheetah = worker("HalfCheetah-v5", 2)
+    rets = play(cheetah, 5)
+    sums, steps = cheetah.pop_info()
+    assert steps == 5 * 2
+    assert set(sums) == {"reward_forward", "reward_ctrl"}
+    for name, value in sums.items():
+        assert value == pytest.approx(sum(float(ret.info[name].sum()) for ret in rets[1:]))
+    assert sum(sums.values()) == pytest.approx(sum(float(ret.reward.sum()) for ret in rets), rel=1e-5)
+    assert cheetah.pop_info() == ({}, 0)
