@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import gymnasium as gym
@@ -47,7 +48,7 @@ class MujocoEnv(BaseEnv):
         super().__init__(config)
         if config.vectorization == "sync":
             raise ConfigError(Problem("env.vectorization", "backend mujoco steps natively: use auto, or gymnasium"))
-        task_class: type[Task[Any]] = lookup("mujoco_task", config.name)
+        task_class = _find_task(config.name)
         self._options = options = parse_options(task_class.Options, config.env_kwargs)
         model = load_model(options.xml_file)
         n = config.num_envs
@@ -58,7 +59,6 @@ class MujocoEnv(BaseEnv):
         self._scale = _action_scale(model) if options.scale_actions else None
         bounds = (-np.ones(model.nu), np.ones(model.nu)) if options.scale_actions else (low, high)
         action_space = gym.spaces.Box(bounds[0].astype(np.float32), bounds[1].astype(np.float32), dtype=np.float32)
-        self.worlds.action = np.zeros((n, model.nu), np.float32)
         self.worlds.start(range(n), *(np.repeat(part[None], n, 0) for part in (task.init_qpos, task.init_qvel)))
         size = task.observe(self.worlds).shape[1]
         limit = config.max_episode_steps or task_class.time_limit(config.name)
@@ -133,7 +133,7 @@ class MujocoEnv(BaseEnv):
         return EnvRet(observation, reward, terminated, truncated, self._never, final, info)
 
     def _act(self, action: Array) -> None:
-        self.worlds.action = action
+        self.worlds.previous_action, self.worlds.action = self.worlds.action, action
         if self._pushes is not None:
             self._pushes.act(self._ages, self._variations)
         if self._late_actions is not None:
@@ -155,6 +155,7 @@ class MujocoEnv(BaseEnv):
             part.begin(rows, variations)
         self.worlds.start(rows, *self.task.start(Streams([self._generators[row] for row in rows], level)))
         self._ages[rows] = 0
+        self.worlds.action[rows] = 0.0
         observation = self.task.observe(self.worlds)
         if self._late_actions is not None:
             self._late_actions.fill(rows, 0.0)
@@ -179,6 +180,7 @@ class MujocoEnv(BaseEnv):
         return {
             "worlds": self.worlds.state.copy(),
             "read": {name: array.copy() for name, array in self.worlds.read.items()},
+            "action": self.worlds.action.copy(),
             "ages": self._ages.copy(),
             "generators": [rng.bit_generator.state for rng in self._generators],
             "variations": [rng.bit_generator.state for rng in self._variations],
@@ -195,6 +197,7 @@ class MujocoEnv(BaseEnv):
             self.worlds.state[:] = state["worlds"]
             for name, array in self.worlds.read.items():
                 array[:] = state["read"][name]
+            self.worlds.action[:] = state["action"]
             self._ages[:] = state["ages"]
             for rngs, states in (
                 (self._generators, state["generators"]),
@@ -208,6 +211,15 @@ class MujocoEnv(BaseEnv):
                 self._curriculum.set_state(state["curriculum"])
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"the state does not fit {self.meta.name}: {error}") from error
+
+
+def _find_task(name: str) -> type[Task[Any]]:
+    try:
+        found: type[Task[Any]] = lookup("mujoco_task", name)
+    except ConfigError as error:
+        hint = "; other envs of Gymnasium need env.backend: gymnasium"
+        raise ConfigError([replace(each, message=each.message + hint) for each in error.problems]) from error
+    return found
 
 
 def _threads(options: TaskOptions, config: EnvConfig) -> int:

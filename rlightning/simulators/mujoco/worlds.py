@@ -48,7 +48,8 @@ class Worlds:
             ``xfrc_applied`` [N, nbody, 6] are views into it.
         read: Copies of the fields of ``MjData`` that were asked for, by name, [N, ...]. As in ``mj_step``, what depends
             on positions (body positions, sensors) is that of the beginning of the last physics step.
-        action: What the policy chose last, [N, nu], in the dtype of the action space.
+        action: What the policy chose last, [N, nu], in the dtype of the action space; 0 at a start.
+        previous_action: What it chose before that.
         velocity: Velocity of the task's landmark during the last step, [N, ...]; None where it has none.
         terminated: Whether the last step led to a terminal state, [N] bool.
         level: Level of the curriculum, [N] in 0 to 1; 1 where there is none.
@@ -58,7 +59,6 @@ class Worlds:
             not exist or has no fixed size.
     """
 
-    action: Array
     velocity: Any = None
 
     def __init__(self, model: Any, num_envs: int, substeps: int, reads: Sequence[str] = (), threads: int = 1) -> None:
@@ -81,6 +81,8 @@ class Worlds:
             for i in range(model.nsensor)
         }
         self._pool: ThreadPoolExecutor | None = None
+        self.action: Array = np.zeros((num_envs, model.nu), np.float32)
+        self.previous_action: Array = np.zeros_like(self.action)
         self.terminated = np.zeros(num_envs, np.bool_)
         self.level = np.ones(num_envs)
 
