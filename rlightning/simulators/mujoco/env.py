@@ -19,11 +19,11 @@ from rlightning.simulators.mujoco.drawing import Picture
 from rlightning.simulators.mujoco.loading import load_model
 from rlightning.simulators.mujoco.randomisation import Delay, Pushes, RandomModels
 from rlightning.simulators.mujoco.task import Task, TaskOptions, parse_options
-from rlightning.simulators.mujoco.worlds import Array, Streams, Worlds
+from rlightning.simulators.mujoco.worlds import Array, Streams, Worlds, seconds_per_step
 from rlightning.types import EnvMeta, EnvRet, PolicyResponse
 
-_ENVS_PER_THREAD = 32
-"""Sub-envs from which on one more thread pays: handing work to it costs about as much as stepping one or two."""
+_WORK_PER_THREAD_S = 500e-6
+"""Seconds of physics that make a thread worth its while; handing work to one takes 50 to 100 microseconds."""
 
 
 class MujocoEnv(BaseEnv):
@@ -53,7 +53,7 @@ class MujocoEnv(BaseEnv):
         model = load_model(options.xml_file)
         n = config.num_envs
         reads = task_class.fields(options)
-        self.worlds = Worlds(model, n, options.frame_skip, reads, _threads(options, config))
+        self.worlds = Worlds(model, n, options.frame_skip, reads, _threads(options, config, model))
         self.task = task = task_class(options, model)
         low, high = model.actuator_ctrlrange.T
         self._scale = _action_scale(model) if options.scale_actions else None
@@ -222,13 +222,14 @@ def _find_task(name: str) -> type[Task[Any]]:
     return found
 
 
-def _threads(options: TaskOptions, config: EnvConfig) -> int:
+def _threads(options: TaskOptions, config: EnvConfig, model: Any) -> int:
     """Say how many threads step: the cores that are left to each worker, and no more than there is work for."""
     if options.threads != "auto":
         return max(1, options.threads)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
     share = max(cores // config.num_workers, int(config.num_cpus))
-    return max(1, min(share, config.num_envs // _ENVS_PER_THREAD))
+    work_s = config.num_envs * seconds_per_step(model, options.frame_skip)
+    return max(1, min(share, int(work_s / _WORK_PER_THREAD_S)))
 
 
 def _action_scale(model: Any) -> tuple[Array, Array]:

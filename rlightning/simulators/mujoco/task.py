@@ -32,7 +32,7 @@ class TaskOptions(Section):
     controls."""
     threads: int | Literal["auto"] = Field("auto")
     """Native threads that step; 0 and 1 step in the worker's own thread. "auto" takes the cores that are left to each
-    worker, and fewer where there are few sub-envs. The numbers do not depend on it."""
+    worker, and fewer where there is little to do. The numbers do not depend on it."""
     randomisation: RandomisationOptions = RandomisationOptions()
     """How sub-envs differ from each other and from episode to episode."""
     curriculum: CurriculumOptions | None = None

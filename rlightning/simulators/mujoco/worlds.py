@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from time import perf_counter
 from typing import Any
 
 import mujoco
@@ -25,6 +26,7 @@ _PARTS = {
 }
 _BLOCKS_PER_THREAD = 4
 """Blocks of rows that a thread takes one after the other: a thread that is held up leaves its share to the others."""
+_TIMED_STEPS = 5
 _AFTER_CONSTRAINTS = frozenset({"cacc", "cfrc_int", "cfrc_ext"})
 """Forces on bodies, which MuJoCo computes only when it is asked to."""
 
@@ -200,6 +202,16 @@ class Streams:
     def each(self, draw: Callable[[np.random.Generator], Any]) -> Array:
         """Call ``draw`` with each generator; stacks what it gives, [K, ...]."""
         return np.array([draw(generator) for generator in self.generators])
+
+
+def seconds_per_step(model: Any, substeps: int) -> float:
+    """Measure how long the first steps of one world take; the shortest of a few."""
+    data, times = mujoco.MjData(model), []
+    for _ in range(_TIMED_STEPS):
+        start = perf_counter()
+        mujoco.mj_step(model, data, substeps)
+        times.append(perf_counter() - start)
+    return min(times)
 
 
 def _columns(model: Any, part: Any) -> slice:

@@ -1,5 +1,9 @@
 """The backend mujoco keeps the promises of an env: seeds, threads, states, options, pictures."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -9,6 +13,7 @@ from rlightning.env import EnvWorker
 from rlightning.errors import CheckpointError, ConfigError
 from rlightning.simulators.mujoco.env import MujocoEnv
 from rlightning.types import PolicyResponse
+from tests.architecture.source import ROOT
 
 RANDOMISED = {
     "randomisation": {
@@ -160,3 +165,53 @@ def test_reward_terms_are_logged_one_by_one():
         assert value == pytest.approx(sum(float(ret.info[name].sum()) for ret in rets[1:]))
     assert sum(sums.values()) == pytest.approx(sum(float(ret.reward.sum()) for ret in rets), rel=1e-5)
     assert cheetah.pop_info() == ({}, 0)
+
+
+CANNOT_DRAW = 77
+PICTURES = f"""
+import sys
+
+import mujoco
+import numpy as np
+
+try:
+    mujoco.GLContext(8, 8).make_current()
+except Exception:
+    sys.exit({CANNOT_DRAW})
+
+from rlightning.config import EnvConfig
+from rlightning.simulators.mujoco.env import MujocoEnv
+from rlightning.types import PolicyResponse
+
+kwargs = {{"width": 64, "height": 48}}
+envs = [MujocoEnv(EnvConfig(name="Hopper-v5", backend="mujoco", num_envs=2, env_kwargs=kwargs)) for _ in range(2)]
+rets = [env.reset([3, 4]) for env in envs]
+first = envs[0].render()
+for _ in range(20):
+    rets = [env.step(PolicyResponse(np.ones((2, 3), np.float32))) for env in envs]
+    frame = envs[0].render()
+assert frame.shape == (48, 64, 3) and frame.dtype == np.uint8
+assert frame.std() > 5 and (frame != first).any()
+assert (rets[0].observation == rets[1].observation).all(), "drawing changes the worlds"
+for env in envs:
+    env.close()
+"""
+
+
+@pytest.mark.slow
+def test_the_first_world_is_drawn_without_a_screen_and_left_as_it_is():
+    for backend in ("egl", "osmesa"):
+        # In a process of its own: MuJoCo chooses how to draw when it is imported.
+        done = subprocess.run(
+            [sys.executable, "-c", PICTURES],
+            cwd=ROOT,
+            env={**os.environ, "MUJOCO_GL": backend},
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+        if done.returncode == CANNOT_DRAW:
+            continue
+        assert done.returncode == 0, done.stderr
+        return
+    pytest.skip("there is neither EGL nor OSMesa here")
