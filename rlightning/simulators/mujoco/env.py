@@ -217,7 +217,7 @@ def _find_task(name: str) -> type[Task[Any]]:
     try:
         found: type[Task[Any]] = lookup("mujoco_task", name)
     except ConfigError as error:
-        hint = "; other envs of Gymnasium need env.backend: gymnasium"
+        hint = " (and other envs of Gymnasium need env.backend: gymnasium)"
         raise ConfigError([replace(each, message=each.message + hint) for each in error.problems]) from error
     return found
 
