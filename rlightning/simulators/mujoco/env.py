@@ -166,7 +166,7 @@ class MujocoEnv(BaseEnv):
 
     def render(self) -> Array:
         if self._picture is None:
-            self._picture = Picture(self.worlds.models[0], self._options, self.task.camera())
+            self._picture = Picture(self.worlds.model, self._options, self.task.camera())
         self.worlds.load(0, self._picture.data)
         return self._picture.draw()
 

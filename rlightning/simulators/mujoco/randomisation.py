@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,19 @@ WholeRange = tuple[int, int]
 _UNCHANGED = (1.0, 1.0)
 _AT_ONCE = (0, 0)
 _SMALLEST_FACTOR = 1e-6
+_MASS_FIELDS = (
+    "body_mass",
+    "body_inertia",
+    # What MuJoCo computes from these (mj_setConst).
+    "body_subtreemass",
+    "body_invweight0",
+    "dof_M0",
+    "dof_invweight0",
+    "tendon_invweight0",
+    "actuator_acc0",
+)
+_FRICTION_FIELDS = ("geom_friction",)
+_GAIN_FIELDS = ("actuator_gainprm", "actuator_biasprm")
 
 
 class PushOptions(Section):
@@ -74,7 +88,7 @@ def _check(section: Section, **lowest: float) -> None:
 
 
 class RandomModels:
-    """Each world has a model of its own, whose factors are drawn anew for each episode.
+    """Worlds whose masses, friction and strength are drawn anew for each episode.
 
     Attributes:
         factors: Factors of mass, friction and gain, [N, 3].
@@ -83,8 +97,16 @@ class RandomModels:
     def __init__(self, options: RandomisationOptions, worlds: Worlds) -> None:
         self._ranges = (options.mass, options.friction, options.gain)
         self._worlds = worlds
+        self._scratch = copy.copy(worlds.model)
+        self._data = mujoco.MjData(worlds.model)
         self.factors = np.ones((worlds.num_envs, 3))
-        worlds.own_models()
+        fields = [
+            name
+            for bounds, names in zip(self._ranges, (_MASS_FIELDS, _FRICTION_FIELDS, _GAIN_FIELDS), strict=True)
+            for name in names
+            if bounds != _UNCHANGED and getattr(worlds.model, name).size
+        ]
+        worlds.vary(fields)
 
     @staticmethod
     def wanted(options: RandomisationOptions) -> bool:
@@ -101,25 +123,27 @@ class RandomModels:
             self._apply(row)
 
     def get_state(self) -> dict[str, Any]:
-        """Give the factors; the models follow from them."""
+        """Give the factors; the fields of the model follow from them."""
         return {"factors": self.factors.copy()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on with the models of a state."""
+        """Go on with the factors of a state."""
         self.factors[:] = state["factors"]
         for row in range(self._worlds.num_envs):
             self._apply(row)
 
     def _apply(self, row: int) -> None:
-        nominal, model = self._worlds.model, self._worlds.models[row]
+        nominal, scratch = self._worlds.model, self._scratch
         mass, friction, gain = self.factors[row]
-        model.geom_friction[:] = nominal.geom_friction * friction
-        model.actuator_gainprm[:] = nominal.actuator_gainprm * gain
-        model.actuator_biasprm[:] = nominal.actuator_biasprm * gain
+        scratch.geom_friction[:] = nominal.geom_friction * friction
+        scratch.actuator_gainprm[:] = nominal.actuator_gainprm * gain
+        scratch.actuator_biasprm[:] = nominal.actuator_biasprm * gain
         if self._ranges[0] != _UNCHANGED:
-            model.body_mass[:] = nominal.body_mass * mass
-            model.body_inertia[:] = nominal.body_inertia * mass
-            self._worlds.complete_model(row)
+            scratch.body_mass[:] = nominal.body_mass * mass
+            scratch.body_inertia[:] = nominal.body_inertia * mass
+            mujoco.mj_setConst(scratch, self._data)
+        for name, values in self._worlds.own.items():
+            values[row] = getattr(scratch, name)
 
 
 class Pushes:

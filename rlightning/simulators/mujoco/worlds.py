@@ -42,7 +42,8 @@ class Worlds:
 
     Attributes:
         model: The nominal model.
-        models: The model of each world: the nominal one, until ``own_models``.
+        own: Fields of the model in which worlds differ, by name, [N, ...]; those that ``vary`` named. They are written
+            into a thread's copy of the model before each step, since N models would be half a megabyte each.
         num_envs: N.
         substeps: Physics steps per ``step``.
         dt: Seconds per ``step``.
@@ -67,7 +68,7 @@ class Worlds:
         _refuse_hidden_state(model)
         self.model, self.num_envs, self.substeps = model, num_envs, substeps
         self.dt = float(model.opt.timestep) * substeps
-        self.models = [model] * num_envs
+        self.own: dict[str, Array] = {}
         self.state = np.zeros((num_envs, mujoco.mj_stateSize(model, _STATE)))
         self._rows = list(self.state)
         views = {name: self.state[:, _columns(model, part)] for name, part in _PARTS.items()}
@@ -75,6 +76,8 @@ class Worlds:
         self.xfrc_applied = views["xfrc_applied"].reshape(num_envs, model.nbody, 6)
         self._threads = max(1, min(threads, num_envs))
         self._datas = [mujoco.MjData(model) for _ in range(self._threads)]
+        self._models = [model] * self._threads
+        self._writes: list[list[tuple[Array, Array]]] = [[] for _ in range(self._threads)]
         self.read = {name: np.zeros((num_envs, *_field(self._datas[0], name).shape)) for name in reads}
         self._copies = [[(self.read[name], _field(data, name)) for name in reads] for data in self._datas]
         self._needs_forces = not _AFTER_CONSTRAINTS.isdisjoint(reads)
@@ -126,9 +129,10 @@ class Worlds:
             qpos: Positions, [K, nq].
             qvel: Velocities, [K, nv].
         """
-        data = self._datas[0]
+        data, model = self._datas[0], self._models[0]
         for row, position, velocity in zip(rows, qpos, qvel, strict=True):
-            model = self.models[row]
+            for values, field in self._writes[0]:
+                field[...] = values[row]
             mujoco.mj_resetData(model, data)
             data.qpos[:], data.qvel[:] = position, velocity
             mujoco.mj_forward(model, data)
@@ -136,18 +140,17 @@ class Worlds:
             for target, source in self._copies[0]:
                 target[row] = source
 
-    def own_models(self) -> None:
-        """Give each world a copy of the model, to be changed."""
-        self.models = [copy.copy(self.model) for _ in range(self.num_envs)]
-
-    def complete_model(self, row: int) -> None:
-        """Compute what follows from the masses of a world's model."""
-        mujoco.mj_setConst(self.models[row], self._datas[0])
+    def vary(self, names: Sequence[str]) -> None:
+        """Let worlds differ in some fields of the model: ``own`` then has them, [N, ...], with the nominal values."""
+        n = self.num_envs
+        self.own = {name: np.repeat(getattr(self.model, name)[None], n, axis=0) for name in names}
+        self._models = [copy.copy(self.model) for _ in range(self._threads)]
+        self._writes = [[(self.own[name], getattr(model, name)) for name in names] for model in self._models]
 
     def load(self, row: int, data: Any) -> None:
-        """Bring a world into another ``MjData`` of its model, to draw it."""
-        mujoco.mj_setState(self.models[row], data, self._rows[row], _STATE)
-        mujoco.mj_forward(self.models[row], data)
+        """Bring a world into another ``MjData``, to draw it."""
+        mujoco.mj_setState(self.model, data, self._rows[row], _STATE)
+        mujoco.mj_forward(self.model, data)
 
     def close(self) -> None:
         """End the threads; may be called twice."""
@@ -166,11 +169,13 @@ class Worlds:
 
     def _step_rows(self, block: Iterable[int], thread: int) -> None:
         # Everything here is paid once per world and step; MuJoCo's functions let other threads run meanwhile.
-        data, copies, substeps = self._datas[thread], self._copies[thread], self.substeps
-        rows, models, needs_forces = self._rows, self.models, self._needs_forces
+        data, model, substeps = self._datas[thread], self._models[thread], self.substeps
+        rows, writes, copies, needs_forces = self._rows, self._writes[thread], self._copies[thread], self._needs_forces
         read_row, step, write_row = mujoco.mj_setState, mujoco.mj_step, mujoco.mj_getState
         for i in block:
-            model, row = models[i], rows[i]
+            row = rows[i]
+            for values, field in writes:
+                field[...] = values[i]
             read_row(model, data, row, _STATE)
             step(model, data, substeps)
             if needs_forces:

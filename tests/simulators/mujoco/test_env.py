@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 
+import mujoco
 import numpy as np
 import pytest
 
@@ -12,6 +13,7 @@ from rlightning.config import EnvConfig
 from rlightning.env import EnvWorker
 from rlightning.errors import CheckpointError, ConfigError
 from rlightning.simulators.mujoco.env import MujocoEnv
+from rlightning.simulators.mujoco.loading import load_model
 from rlightning.types import PolicyResponse
 from tests.architecture.source import ROOT
 
@@ -68,6 +70,32 @@ def test_the_number_of_threads_changes_no_bit(name):
 def test_threads_change_no_bit_of_randomised_worlds():
     alone, three = (play(worker("Ant-v5", 5, threads=threads, **RANDOMISED)) for threads in (1, 3))
     assert_same(alone, three)
+
+
+def test_a_world_with_factors_steps_like_a_model_that_is_written_with_them():
+    factors = {"mass": [1.7, 1.7], "friction": [0.6, 0.6], "gain": [1.3, 1.3]}
+    env = MujocoEnv(config("Humanoid-v5", 2, None, threads=2, randomisation=factors))
+    env.reset([5, 6])
+    model = load_model("humanoid.xml")
+    model.body_mass[:] *= 1.7
+    model.body_inertia[:] *= 1.7
+    model.geom_friction[:] *= 0.6
+    model.actuator_gainprm[:] *= 1.3
+    model.actuator_biasprm[:] *= 1.3
+    data = mujoco.MjData(model)
+    mujoco.mj_setConst(model, data)
+    mujoco.mj_resetData(model, data)
+    data.qpos[:], data.qvel[:] = env.worlds.qpos[0], env.worlds.qvel[0]
+    mujoco.mj_forward(model, data)
+    for response in script(EnvWorker(MujocoEnv, env.config, 0, 7), 15):
+        data.ctrl[:] = response.action[0]
+        mujoco.mj_step(model, data, 5)
+        ret = env.step(response)
+        assert not ret.ended[0]
+        assert (env.worlds.qpos[0] == data.qpos).all()
+        assert (env.worlds.read["qfrc_actuator"][0] == data.qfrc_actuator).all()
+    # Nothing of it is left in the model that all share.
+    assert env.worlds.model.body_mass.sum() * 1.7 == pytest.approx(model.body_mass.sum())
 
 
 def test_every_sub_env_starts_differently_and_a_second_run_repeats():

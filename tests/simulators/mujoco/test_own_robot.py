@@ -160,8 +160,8 @@ def test_each_world_and_each_episode_has_its_own_factors_within_their_range(make
     puck = make(randomisation={"mass": [0.5, 2.0], "friction": [0.5, 1.5]})
     worlds, seen = puck._env.worlds, []
     for _ in range(3):
-        masses = [model.body_mass[1] for model in worlds.models]
-        frictions = [model.geom_friction[0, 0] for model in worlds.models]
+        masses = worlds.own["body_mass"][:, 1].tolist()
+        frictions = worlds.own["geom_friction"][:, 0, 0].tolist()
         assert all(1.0 <= mass <= 4.0 for mass in masses)
         assert all(0.4 <= friction <= 1.2 for friction in frictions)
         seen += masses + frictions
