@@ -262,7 +262,7 @@ class EnvGroup:
         """Give the means, over the steps since the last call, of what the envs want logged of ``info``."""
         sums: dict[str, float] = {}
         steps: dict[str, int] = {}
-        for part, count in self._call_all(EnvWorker.pop_info):
+        for part, count in self._call_living(EnvWorker.pop_info, ({}, 0)):
             for name, value in part.items():
                 sums[name] = sums.get(name, 0.0) + value
                 steps[name] = steps.get(name, 0) + count
