@@ -33,8 +33,8 @@ nitpick_ignore_regex = [
         r"(abc|annotated_types|collections|enum|gym|gymnasium|np|numpy|pathlib|pydantic|tensordict|torch|types|typing)\..*",
     ),
     (r"py:.*", r"(Any|Callable|ClassVar|Path|Protocol|Tensor|TensorDict(Base)?|nn\..*|dict\[str|tuple\[int)"),
-    (r"py:.*", r"(.*\.)?(P|R|T|T_co)"),  # type variables
-    (r"py:.*", r"(.*\.)?(Activation|BoxActions|Kind|NamedTensors|Tree)"),  # names of types
+    (r"py:.*", r"(.*\.)?(P|R|T|T_co|OptionsT)"),  # type variables
+    (r"py:.*", r"(.*\.)?(Activation|BoxActions|FreeForm|Kind|NamedTensors|Tree|WholeRange)"),  # names of types
     (r"py:.*", r".*\._\w+"),
 ]
 

@@ -33,7 +33,7 @@ class EnvConfig(Section):
     name: str
     """Name of the env: a Gymnasium id such as ``HalfCheetah-v5``, or what the backend understands."""
     backend: str = "gymnasium"
-    """Name of a registered simulator; users register their own."""
+    """Name of a registered simulator: "gymnasium", "mujoco" (native batches), or one of your own."""
     task: str = ""
     """Label of the task in metrics of multi-task runs; empty means the name."""
     num_workers: int = Field(1, ge=1)

@@ -1,4 +1,4 @@
-"""Names for what users choose in a configuration: policies, simulators, buffers.
+"""Names for what users choose in a configuration: policies, simulators, buffers, tasks of MuJoCo's robots.
 
 Built-in entries are dotted names, so that nothing heavy is imported before it is used. A user's module, named under
 ``imports:``, adds entries of its own::
@@ -16,22 +16,42 @@ from typing import Any, Literal, TypeVar
 
 from rlightning.errors import ConfigError, Problem
 
-Kind = Literal["policy", "simulator", "buffer"]
+Kind = Literal["policy", "simulator", "buffer", "mujoco_task"]
 T = TypeVar("T")
 
 _ENTRIES: dict[Kind, dict[str, Any]] = {
     "policy": {"ppo": "rlightning.algorithms.ppo:PPO"},
-    "simulator": {"gymnasium": "rlightning.simulators.gymnasium:GymnasiumEnv"},
+    "simulator": {
+        "gymnasium": "rlightning.simulators.gymnasium:GymnasiumEnv",
+        "mujoco": "rlightning.simulators.mujoco.env:MujocoEnv",
+    },
     "buffer": {"rollout": "rlightning.buffer.storage:RolloutBlock"},
+    "mujoco_task": {
+        f"{name}-v5": f"rlightning.simulators.mujoco.tasks.{module}:{name}"
+        for module, task_names in {
+            "ant": ["Ant"],
+            "arms": ["Pusher", "Reacher"],
+            "humanoids": ["Humanoid", "HumanoidStandup"],
+            "pendulums": ["InvertedDoublePendulum", "InvertedPendulum"],
+            "planar": ["HalfCheetah", "Hopper", "Walker2d"],
+            "swimmer": ["Swimmer"],
+        }.items()
+        for name in task_names
+    },
 }
-_OPTION: dict[Kind, str] = {"policy": "policy.type", "simulator": "env.backend", "buffer": "buffer.type"}
+_OPTION: dict[Kind, str] = {
+    "policy": "policy.type",
+    "simulator": "env.backend",
+    "buffer": "buffer.type",
+    "mujoco_task": "env.name",
+}
 
 
 def register(kind: Kind, name: str) -> Callable[[T], T]:
     """Give a class a name that a configuration can use.
 
     Args:
-        kind: What it is: "policy", "simulator" or "buffer".
+        kind: What it is: "policy", "simulator", "buffer" or "mujoco_task".
         name: The name in the configuration.
 
     Raises:

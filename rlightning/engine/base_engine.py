@@ -335,6 +335,7 @@ class BaseEngine(ABC):
         if episodes:
             metrics["episode/return_mean"] = float(np.mean([episode.return_ for episode in episodes]))
             metrics["episode/length_mean"] = float(np.mean([episode.length for episode in episodes]))
+        metrics |= {f"env/{name}": mean for name, mean in self.env_group.pop_info_means().items()}
         return metrics | returns_by_task(episodes, "episode/return_mean")
 
     def _count_faults(self) -> dict[str, float]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from rlightning.config import EnvConfig
 from rlightning.env import state as env_state
+from rlightning.env.seeding import Purpose
 from rlightning.types import EnvMeta, EnvRet, PolicyResponse
 
 
@@ -26,9 +27,15 @@ class BaseEnv(ABC):
     Attributes:
         config: The env's section of the configuration.
         meta: Name, spaces and N.
+        purpose: What the env is for; the worker sets it before the first reset. Evaluations can be made at full
+            difficulty by it.
+        logged_info: Names in ``EnvRet.info`` of numbers [N] whose means over the steps of an epoch are logged as
+            ``env/<name>``, such as the terms of the reward.
     """
 
     meta: EnvMeta
+    purpose: Purpose = "train"
+    logged_info: Sequence[str] = ()
 
     def __init__(self, config: EnvConfig) -> None:
         self.config = config

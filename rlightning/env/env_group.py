@@ -258,6 +258,16 @@ class EnvGroup:
         """Give the episodes that ended since the last call, worker by worker."""
         return [episode for episodes in self._call_living(EnvWorker.pop_episodes, ()) for episode in episodes]
 
+    def pop_info_means(self) -> dict[str, float]:
+        """Give the means, over the steps since the last call, of what the envs want logged of ``info``."""
+        sums: dict[str, float] = {}
+        steps: dict[str, int] = {}
+        for part, count in self._call_living(EnvWorker.pop_info, ({}, 0)):
+            for name, value in part.items():
+                sums[name] = sums.get(name, 0.0) + value
+                steps[name] = steps.get(name, 0) + count
+        return {name: sums[name] / steps[name] for name in sums}
+
     def record_spans(self) -> None:
         """Have all workers write down, from now on, when they do what."""
         self._records = True

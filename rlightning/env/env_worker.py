@@ -95,6 +95,7 @@ class EnvWorker:
         self.name = f"env[{index}]" if purpose == "train" else f"{purpose}_env[{index}]"
         self._index, self._task = index, config.task or config.name
         self._env = env_class(config)
+        self._env.purpose = purpose
         if not isinstance(getattr(self._env, "meta", None), EnvMeta):
             raise ProtocolError(f"{env_class.__name__} must set self.meta to an EnvMeta in its constructor")
         self._meta = self._env.meta
@@ -114,6 +115,8 @@ class EnvWorker:
         self._returns = np.zeros(n, np.float64)
         self._began = np.zeros(n, np.int64)  # the step after which the episode of each row began
         self._episodes: list[Episode] = []
+        self._info_sums: dict[str, float] = {}
+        self._info_steps = 0
 
     def get_meta(self) -> EnvMeta:
         """Describe the env."""
@@ -176,6 +179,8 @@ class EnvWorker:
             self._begin_episodes(ret.is_reset)
         if ret.final_observation is not None:
             self._close_episodes(ret)
+        if self._env.logged_info:
+            self._add_info(ret)
         return ret
 
     def current(self) -> EnvRet:
@@ -204,6 +209,12 @@ class EnvWorker:
         """Give the episodes that ended since the last call, in the order of their ends."""
         episodes, self._episodes = self._episodes, []
         return episodes
+
+    def pop_info(self) -> tuple[dict[str, float], int]:
+        """Give the sums of what the env wants logged of ``info`` since the last call, and the steps they are over."""
+        sums, steps = self._info_sums, self._info_steps * self._num_envs
+        self._info_sums, self._info_steps = {}, 0
+        return sums, steps
 
     def render(self) -> Array | None:
         """Draw the first row: [H, W, 3] uint8; None where the env cannot be drawn."""
@@ -284,6 +295,14 @@ class EnvWorker:
             return_, length = float(self._returns[row]), int(self._steps - self._began[row])
             self._episodes.append(self._episode(return_, length, not ret.terminated[row], row))
             self._begin_episodes(row)
+
+    def _add_info(self, ret: EnvRet) -> None:
+        sums, info = self._info_sums, ret.info
+        for name in self._env.logged_info:
+            if name not in info:
+                raise WorkerError(f"the env logs {name!r} and its info has no such name", self.name, "step")
+            sums[name] = sums.get(name, 0.0) + float(info[name].sum())
+        self._info_steps += 1
 
     def _episode(self, return_: float, length: int, truncated: bool, sub_env: int) -> Episode:
         return Episode(return_, length, truncated, self._task, self._index, sub_env)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 USER_PREFIX = "user/"
 """Names under this prefix are free."""
 
-_TASK = "<task>"
-"""Stands for the name of a task in the name of a metric."""
+_OPEN_ENDS = ("<task>", "<term>")
+"""What stands for the name of a task, or of a number that an env reports, at the end of a metric's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +57,9 @@ def undescribed(names: Iterable[str]) -> list[str]:
 
 
 def _is_described(name: str) -> bool:
-    """Tell whether a name is in the catalogue, as it is or with a task at its end."""
-    return name in _CATALOGUE or f"{name.rpartition('/')[0]}/{_TASK}" in _CATALOGUE
+    """Tell whether a name is in the catalogue, as it is or with an open end."""
+    section = name.rpartition("/")[0]
+    return name in _CATALOGUE or any(f"{section}/{end}" in _CATALOGUE for end in _OPEN_ENDS)
 
 
 for _name, _unit, _meaning in (
@@ -71,6 +72,12 @@ for _name, _unit, _meaning in (
     ("episode/return_mean/<task>", "reward", "As episode/return_mean, for one task of a multi-task run."),
     ("episode/length_mean", "steps", "Mean length of the training episodes that ended in this epoch."),
     ("episode/count", "episodes", "Training episodes that ended in this epoch."),
+    (
+        "env/<term>",
+        "",
+        "Mean over the training steps of this epoch of a number that the env reports: the terms of the reward of the "
+        "backend mujoco by their names, and the level of its curriculum.",
+    ),
     ("eval/return_mean", "reward", "Mean return of the episodes of an evaluation."),
     ("eval/return_mean/<task>", "reward", "As eval/return_mean, for one task of a multi-task run."),
     ("eval/return_std", "reward", "Standard deviation of the returns of an evaluation."),

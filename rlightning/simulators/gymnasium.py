@@ -17,7 +17,9 @@ from rlightning.config import EnvConfig
 from rlightning.env.base_env import BaseEnv
 from rlightning.errors import ConfigError, MissingDependency, Problem
 from rlightning.simulators.loop import EnvLoop
-from rlightning.simulators.mujoco import model_digest, prepare_to_draw, quiet_loading
+from rlightning.simulators.mujoco.drawing import prepare_to_draw
+from rlightning.simulators.mujoco.gymnasium_state import model_digest
+from rlightning.simulators.mujoco.loading import quiet_loading
 from rlightning.simulators.vector import VectorRows
 from rlightning.types import EnvMeta, EnvRet, PolicyResponse
 

@@ -14,6 +14,10 @@ from tests.architecture.source import ROOT
 
 WORKERS = {
     "env worker": ("rlightning.env.env_worker, rlightning.simulators.gymnasium, rlightning.runtime.spawn", "torch"),
+    "env worker of mujoco": (
+        "rlightning.env.env_worker, rlightning.simulators.mujoco.env, rlightning.runtime.spawn",
+        "torch",
+    ),
     "policy": ("rlightning.algorithms.ppo, rlightning.runtime.spawn", "tensordict"),
 }
 """Modules that a worker's class comes with, and what it must do without."""

@@ -87,6 +87,17 @@ def test_an_env_of_ones_own_is_learned(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_robot_of_ones_own_learns_to_walk(tmp_path):
+    # At the start it sways where it stands, for a speed reward of about 0.16; 15 short epochs make it half of 1.
+    short = ["env.num_envs=32", "train.batch_size=512", "train.max_epochs=15", "seed=1", "evaluation.episodes=2"]
+    finish([EXAMPLES / "own_robot.py", *SMALL[2:], *short, "log.name=robot"], tmp_path)
+    speeds = [row["env/reward_speed"] for row in read_metrics(tmp_path / "robot" / "metrics.jsonl")]
+    assert len(speeds) == 15
+    assert min(speeds[-3:]) > 2 * speeds[0]
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_cart_pole_is_learned_by_its_preset(tmp_path):
     finish([EXAMPLES / "train_ppo.py", *SMALL[2:], "seed=1", "log.name=cart"], tmp_path, 1100)

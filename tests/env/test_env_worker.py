@@ -316,3 +316,28 @@ def test_an_observation_space_of_bytes_refuses_fractions():
     worker = EnvWorker(Painting, EnvConfig(name="x", num_envs=2), 0, 0)
     with pytest.raises(WorkerError, match="observation has dtype float64, which does not fit uint8"):
         worker.reset()
+
+
+class Telling(Scripted):
+    logged_info = ("speed",)
+
+
+def test_what_an_env_wants_logged_is_averaged_over_workers_and_steps():
+    workers = [EnvWorker(Telling, EnvConfig(name="scripted", num_envs=2), index, 0) for index in range(2)]
+    group = EnvGroup(workers)
+    group.reset()
+    for worker, speeds in zip(workers, ([[1, 2], [3, 4]], [[10, 10]]), strict=True):
+        for speed in speeds:
+            worker._env.answer = answer(info={"speed": np.array(speed, np.float64), "other": np.ones(2)})
+            worker.step(PolicyResponse(np.zeros((2, 2), np.float32)))
+    # (1 + 2 + 3 + 4 + 10 + 10) / 6
+    assert group.pop_info_means() == {"speed": 5.0}
+    assert group.pop_info_means() == {}
+
+
+def test_a_number_that_is_to_be_logged_and_missing_is_named():
+    worker = EnvWorker(Telling, EnvConfig(name="scripted", num_envs=2), 3, 0)
+    worker.reset()
+    worker._env.answer = answer()
+    with pytest.raises(WorkerError, match=r"env\[3\].*the env logs 'speed' and its info has no such name"):
+        worker.step(PolicyResponse(np.zeros((2, 2), np.float32)))

@@ -12,7 +12,7 @@ from rlightning.env import EnvWorker
 from rlightning.errors import ConfigError, MissingDependency, UnsupportedSpace, WorkerError
 from rlightning.simulators.gymnasium import GymnasiumEnv
 from rlightning.simulators.loop import EnvLoop
-from rlightning.simulators.mujoco import quiet_loading
+from rlightning.simulators.mujoco.loading import quiet_loading
 from rlightning.simulators.vector import VectorRows
 from rlightning.types import PolicyResponse
 

@@ -1,12 +1,8 @@
-"""What MuJoCo needs beyond Gymnasium: its state, quiet loading and quick pictures. It is imported only to draw."""
+"""The state of Gymnasium's MuJoCo envs, which lies in MuJoCo's memory."""
 
 from __future__ import annotations
 
 import hashlib
-import sys
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -26,49 +22,6 @@ _SCALARS = (
     "ntree_awake",
     "nv_awake",
 )
-
-
-@contextmanager
-def quiet_loading() -> Iterator[None]:
-    """Drop MuJoCo's notes that a model file uses a deprecated attribute; other warnings become Python's.
-
-    MuJoCo writes them to the terminal and into a file in the working directory, for each model that it loads.
-    """
-    mujoco = sys.modules.get("mujoco")
-    if mujoco is None:
-        yield
-        return
-    previous = mujoco.get_mju_user_warning()
-    mujoco.set_mju_user_warning(_warn)
-    try:
-        yield
-    finally:
-        mujoco.set_mju_user_warning(previous)
-
-
-def _warn(message: str) -> None:
-    if "deprecated" not in message:
-        warnings.warn(f"MuJoCo: {message}", RuntimeWarning, stacklevel=2)
-
-
-def prepare_to_draw(env: Any) -> None:
-    """Let the camera follow the robot, and leave out shadows, reflections and smoothed edges.
-
-    Without a GPU those take ten times as long as all the rest of a picture.
-    """
-    renderer = getattr(env, "mujoco_renderer", None)
-    if renderer is None:
-        return
-    import mujoco
-
-    # Read when the viewer is made.
-    env.model.vis.quality.offsamples = 0
-    viewer = renderer._get_viewer("rgb_array")
-    for flag in (mujoco.mjtRndFlag.mjRND_SHADOW, mujoco.mjtRndFlag.mjRND_REFLECTION):
-        viewer.scn.flags[flag] = 0
-    camera = mujoco.mj_name2id(env.model, mujoco.mjtObj.mjOBJ_CAMERA, "track")
-    if renderer.camera_id in (None, -1) and camera >= 0:
-        renderer.camera_id = camera
 
 
 def model_digest(env: Any) -> str:

@@ -1,0 +1,1 @@
+"""MuJoCo: worlds stepped in native batches, and what Gymnasium's own envs need beyond Gymnasium."""

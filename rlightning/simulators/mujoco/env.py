@@ -1,0 +1,246 @@
+"""The backend ``mujoco``: tasks of robots in native batches."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from rlightning.config import EnvConfig
+from rlightning.env.base_env import BaseEnv
+from rlightning.errors import CheckpointError, ConfigError, Problem
+from rlightning.registry import lookup
+from rlightning.simulators.mujoco.curriculum import Curriculum
+from rlightning.simulators.mujoco.drawing import Picture
+from rlightning.simulators.mujoco.loading import load_model
+from rlightning.simulators.mujoco.randomisation import Delay, Pushes, RandomModels
+from rlightning.simulators.mujoco.task import Task, TaskOptions, parse_options
+from rlightning.simulators.mujoco.worlds import Array, Streams, Worlds, seconds_per_step
+from rlightning.types import EnvMeta, EnvRet, PolicyResponse
+
+_WORK_PER_THREAD_S = 500e-6
+"""Seconds of physics that make a thread worth its while; handing work to one takes 50 to 100 microseconds."""
+
+
+class MujocoEnv(BaseEnv):
+    """N worlds of one task; those whose episode ended start the next one in the same step.
+
+    ``config.name`` is a task: one of Gymnasium's (``HalfCheetah-v5``), or one that a module under ``imports:``
+    registered by ``@register("mujoco_task", name)``. ``config.env_kwargs`` are its options: ``TaskOptions`` and those
+    of the task.
+
+    Each sub-env has two random generators, one for starts and one for all that is randomised: the start states of a
+    seed are those of Gymnasium's env with that seed, and remain so whatever is randomised.
+
+    Attributes:
+        task: The task.
+        worlds: Its worlds.
+
+    Raises:
+        ConfigError: If there is no such task, or its options or its model are wrong.
+    """
+
+    def __init__(self, config: EnvConfig) -> None:
+        super().__init__(config)
+        if config.vectorization == "sync":
+            raise ConfigError(Problem("env.vectorization", "backend mujoco steps natively: use auto, or gymnasium"))
+        task_class = _find_task(config.name)
+        self._options = options = parse_options(task_class.Options, config.env_kwargs)
+        model = load_model(options.xml_file)
+        n = config.num_envs
+        reads = task_class.fields(options)
+        self.worlds = Worlds(model, n, options.frame_skip, reads, _threads(options, config, model))
+        self.task = task = task_class(options, model)
+        low, high = model.actuator_ctrlrange.T
+        self._scale = _action_scale(model) if options.scale_actions else None
+        bounds = (-np.ones(model.nu), np.ones(model.nu)) if options.scale_actions else (low, high)
+        action_space = gym.spaces.Box(bounds[0].astype(np.float32), bounds[1].astype(np.float32), dtype=np.float32)
+        self.worlds.start(range(n), *(np.repeat(part[None], n, 0) for part in (task.init_qpos, task.init_qvel)))
+        size = task.observe(self.worlds).shape[1]
+        limit = config.max_episode_steps or task_class.time_limit(config.name)
+        observation_space = gym.spaces.Box(-np.inf, np.inf, (size,), np.float64)
+        self.meta = EnvMeta(config.name, observation_space, action_space, n, limit)
+        self._limit = limit
+        self._ages = np.zeros(n, np.int64)
+        self._never = np.zeros(n, np.bool_)
+        self._generators = [np.random.default_rng() for _ in range(n)]
+        self._variations = [np.random.default_rng() for _ in range(n)]
+        self._build_variations(size)
+        self._picture: Picture | None = None
+
+    def _build_variations(self, observation_size: int) -> None:
+        options, worlds = self._options.randomisation, self.worlds
+        self._models = RandomModels(options, worlds) if RandomModels.wanted(options) else None
+        self._pushes = Pushes(options.push, worlds) if options.push else None
+        self._late_actions = (
+            Delay(options.action_delay, worlds, worlds.ctrl.shape[1], np.float32)
+            if Delay.wanted(options.action_delay)
+            else None
+        )
+        self._late_observations = (
+            Delay(options.observation_delay, worlds, observation_size, np.float64)
+            if Delay.wanted(options.observation_delay)
+            else None
+        )
+        curriculum = self._options.curriculum
+        self._curriculum = Curriculum(curriculum, worlds) if curriculum else None
+        drawn = (self._models, self._pushes, self._late_actions, self._late_observations)
+        self._drawn = [part for part in drawn if part is not None]
+
+    def reset(self, seed: Sequence[int] | None = None, options: dict[str, Any] | None = None) -> EnvRet:
+        if seed is not None:
+            self._generators = [np.random.default_rng(each) for each in seed]
+            self._variations = [np.random.default_rng([each, 1]) for each in seed]
+        if self.purpose == "eval":
+            self._curriculum = None
+            self.worlds.level[:] = 1.0
+        observation = self._begin(list(range(self.meta.num_envs)))
+        ret = EnvRet.from_reset(observation, self.meta.num_envs)
+        ret.info = self.task.describe(self.worlds)
+        return ret
+
+    def step(self, response: PolicyResponse) -> EnvRet:
+        worlds, task = self.worlds, self.task
+        self._act(response.action_for_env)
+        before = task.landmark(worlds)
+        before = None if before is None else before.copy()
+        worlds.step()
+        if before is not None:
+            worlds.velocity = (task.landmark(worlds) - before) / worlds.dt
+        self._ages += 1
+        worlds.terminated = terminated = task.terminated(worlds)
+        truncated = self._never if self._limit is None else self._ages >= self._limit
+        ended = terminated | truncated
+        any_ended = 1 in ended.tobytes()
+        terms = task.rewards(worlds)
+        self.logged_info = (*terms, "curriculum_level") if self._curriculum else tuple(terms)
+        info = self._info(terms)
+        if self._curriculum is not None:
+            info["curriculum_level"] = worlds.level.copy()
+            self._curriculum.step(ended, task.succeeded(worlds) if any_ended else ended)
+        observation, final = task.observe(worlds), None
+        if self._late_observations is not None:
+            observation = self._late_observations(observation)
+        if any_ended:
+            # Starting anew writes into what the task may have given views of.
+            final, info = observation.copy(), {name: value.copy() for name, value in info.items()}
+            observation = self._begin(np.flatnonzero(ended).tolist())
+        reward = sum(terms.values())
+        return EnvRet(observation, reward, terminated, truncated, self._never, final, info)
+
+    def _act(self, action: Array) -> None:
+        self.worlds.previous_action, self.worlds.action = self.worlds.action, action
+        if self._pushes is not None:
+            self._pushes.act(self._ages, self._variations)
+        if self._late_actions is not None:
+            action = self._late_actions(action)
+        if self._scale is not None:
+            centre, half = self._scale
+            action = centre + half * action
+        self.worlds.ctrl[:] = action
+
+    def _info(self, terms: dict[str, Array]) -> dict[str, Array]:
+        velocity = {name: self.worlds.velocity[:, i] for i, name in enumerate(self.task.velocity_names)}
+        return {**self.task.describe(self.worlds), **velocity, **terms}
+
+    def _begin(self, rows: list[int]) -> Array:
+        """Start new episodes in some worlds; gives the observations of all."""
+        level = self.worlds.level[rows]
+        variations = Streams([self._variations[row] for row in rows], level)
+        for part in self._drawn:
+            part.begin(rows, variations)
+        self.worlds.start(rows, *self.task.start(Streams([self._generators[row] for row in rows], level)))
+        self._ages[rows] = 0
+        self.worlds.action[rows] = 0.0
+        observation = self.task.observe(self.worlds)
+        if self._late_actions is not None:
+            self._late_actions.fill(rows, 0.0)
+        if self._late_observations is not None:
+            self._late_observations.fill(rows, observation[rows])
+            observation = self._late_observations.due()
+        return observation
+
+    def render(self) -> Array:
+        if self._picture is None:
+            self._picture = Picture(self.worlds.model, self._options, self.task.camera())
+        self.worlds.load(0, self._picture.data)
+        return self._picture.draw()
+
+    def close(self) -> None:
+        self.worlds.close()
+        if self._picture is not None:
+            self._picture.close()
+            self._picture = None
+
+    def get_state(self) -> dict[str, Any]:
+        return {
+            "worlds": self.worlds.state.copy(),
+            "read": {name: array.copy() for name, array in self.worlds.read.items()},
+            "action": self.worlds.action.copy(),
+            "ages": self._ages.copy(),
+            "generators": [rng.bit_generator.state for rng in self._generators],
+            "variations": [rng.bit_generator.state for rng in self._variations],
+            "drawn": [part.get_state() for part in self._drawn],
+            "curriculum": None if self._curriculum is None else self._curriculum.get_state(),
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        try:
+            if state["worlds"].shape != self.worlds.state.shape or len(state["drawn"]) != len(self._drawn):
+                raise CheckpointError(
+                    f"the state is that of another model, version of MuJoCo, or randomisation than {self.meta.name} has"
+                )
+            self.worlds.state[:] = state["worlds"]
+            for name, array in self.worlds.read.items():
+                array[:] = state["read"][name]
+            self.worlds.action[:] = state["action"]
+            self._ages[:] = state["ages"]
+            for rngs, states in (
+                (self._generators, state["generators"]),
+                (self._variations, state["variations"]),
+            ):
+                for rng, stored in zip(rngs, states, strict=True):
+                    rng.bit_generator.state = stored
+            for part, stored in zip(self._drawn, state["drawn"], strict=True):
+                part.set_state(stored)
+            if self._curriculum is not None:
+                self._curriculum.set_state(state["curriculum"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"the state does not fit {self.meta.name}: {error}") from error
+
+
+def _find_task(name: str) -> type[Task[Any]]:
+    try:
+        found: type[Task[Any]] = lookup("mujoco_task", name)
+    except ConfigError as error:
+        hint = " (and other envs of Gymnasium need env.backend: gymnasium)"
+        raise ConfigError([replace(each, message=each.message + hint) for each in error.problems]) from error
+    return found
+
+
+def _threads(options: TaskOptions, config: EnvConfig, model: Any) -> int:
+    """Say how many threads step: the cores that are left to each worker, and no more than there is work for."""
+    if options.threads != "auto":
+        return max(1, options.threads)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    share = max(cores // config.num_workers, int(config.num_cpus))
+    work_s = config.num_envs * seconds_per_step(model, options.frame_skip)
+    return max(1, min(share, int(work_s / _WORK_PER_THREAD_S)))
+
+
+def _action_scale(model: Any) -> tuple[Array, Array]:
+    """Give centre and half width of the control ranges, [nu] each."""
+    free = [model.actuator(i).name or str(i) for i in range(model.nu) if not model.actuator_ctrllimited[i]]
+    if free:
+        raise ConfigError(
+            Problem(
+                "env.env_kwargs.scale_actions",
+                f"the control of {', '.join(free)} has no range to scale actions to: set ctrlrange in the model",
+            )
+        )
+    low, high = model.actuator_ctrlrange.T
+    return (low + high) / 2, (high - low) / 2

@@ -1,0 +1,251 @@
+"""N worlds of one robot whose states are the rows of one array, stepped in native threads."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from time import perf_counter
+from typing import Any
+
+import mujoco
+import numpy as np
+
+from rlightning.errors import ConfigError, Problem
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_STATE = int(mujoco.mjtState.mjSTATE_INTEGRATION)
+"""All that the next step depends on: positions, velocities, controls, forces, and what warm-starts the solver."""
+_PARTS = {
+    "time": mujoco.mjtState.mjSTATE_TIME,
+    "qpos": mujoco.mjtState.mjSTATE_QPOS,
+    "qvel": mujoco.mjtState.mjSTATE_QVEL,
+    "ctrl": mujoco.mjtState.mjSTATE_CTRL,
+    "xfrc_applied": mujoco.mjtState.mjSTATE_XFRC_APPLIED,
+}
+_BLOCKS_PER_THREAD = 4
+"""Blocks of rows that a thread takes one after the other: a thread that is held up leaves its share to the others."""
+_TIMED_STEPS = 5
+_AFTER_CONSTRAINTS = frozenset({"cacc", "cfrc_int", "cfrc_ext"})
+"""Forces on bodies, which MuJoCo computes only when it is asked to."""
+
+
+class Worlds:
+    """N worlds of one model.
+
+    A world is a row of ``state``; each thread has one ``MjData``, into which it reads a row, steps, and writes the row
+    back. So memory and the caches hold N short rows instead of N large structures, and who stepped a row does not
+    matter: results are the same bit for bit with any number of threads. ``mujoco.rollout`` would loop over the rows
+    natively, but returns neither what warm-starts the solver nor what was derived from the positions on the way;
+    without the first, worlds with contacts drift away from those that are stepped one by one.
+
+    Attributes:
+        model: The nominal model.
+        own: Fields of the model in which worlds differ, by name, [N, ...]; those that ``vary`` named. They are written
+            into a thread's copy of the model before each step, since N models would be half a megabyte each.
+        num_envs: N.
+        substeps: Physics steps per ``step``.
+        dt: Seconds per ``step``.
+        state: [N, S] float64; ``time`` [N, 1], ``qpos`` [N, nq], ``qvel`` [N, nv], ``ctrl`` [N, nu] and
+            ``xfrc_applied`` [N, nbody, 6] are views into it.
+        read: Copies of the fields of ``MjData`` that were asked for, by name, [N, ...]. As in ``mj_step``, what depends
+            on positions (body positions, sensors) is that of the beginning of the last physics step.
+        action: What the policy chose last, [N, nu], in the dtype of the action space; 0 at a start.
+        previous_action: What it chose before that.
+        velocity: Velocity of the task's landmark during the last step, [N, ...]; None where it has none.
+        terminated: Whether the last step led to a terminal state, [N] bool.
+        level: Level of the curriculum, [N] in 0 to 1; 1 where there is none.
+
+    Raises:
+        ConfigError: If the model has state that is not in rows (plugins, sleeping islands), or a field to read does
+            not exist or has no fixed size.
+    """
+
+    velocity: Any = None
+
+    def __init__(self, model: Any, num_envs: int, substeps: int, reads: Sequence[str] = (), threads: int = 1) -> None:
+        _refuse_hidden_state(model)
+        self.model, self.num_envs, self.substeps = model, num_envs, substeps
+        self.dt = float(model.opt.timestep) * substeps
+        self.own: dict[str, Array] = {}
+        self.state = np.zeros((num_envs, mujoco.mj_stateSize(model, _STATE)))
+        self._rows = list(self.state)
+        views = {name: self.state[:, _columns(model, part)] for name, part in _PARTS.items()}
+        self.time, self.qpos, self.qvel, self.ctrl = (views[name] for name in ("time", "qpos", "qvel", "ctrl"))
+        self.xfrc_applied = views["xfrc_applied"].reshape(num_envs, model.nbody, 6)
+        self._threads = max(1, min(threads, num_envs))
+        self._datas = [mujoco.MjData(model) for _ in range(self._threads)]
+        self._models = [model] * self._threads
+        self._writes: list[list[tuple[Array, Array]]] = [[] for _ in range(self._threads)]
+        self.read = {name: np.zeros((num_envs, *_field(self._datas[0], name).shape)) for name in reads}
+        self._copies = [[(self.read[name], _field(data, name)) for name in reads] for data in self._datas]
+        self._needs_forces = not _AFTER_CONSTRAINTS.isdisjoint(reads)
+        self._sensors = {
+            model.sensor(i).name: slice(int(model.sensor_adr[i]), int(model.sensor_adr[i] + model.sensor_dim[i]))
+            for i in range(model.nsensor)
+        }
+        self._pool: ThreadPoolExecutor | None = None
+        self.action: Array = np.zeros((num_envs, model.nu), np.float32)
+        self.previous_action: Array = np.zeros_like(self.action)
+        self.terminated = np.zeros(num_envs, np.bool_)
+        self.level = np.ones(num_envs)
+
+    @property
+    def threads(self) -> int:
+        """Threads that step, the calling one among them."""
+        return self._threads
+
+    def sensor(self, name: str) -> Array:
+        """Give what a named sensor measured, [N, dim]; the task must read ``sensordata``.
+
+        Raises:
+            KeyError: If the model has no sensor of that name; the message lists those that it has.
+        """
+        if name not in self._sensors:
+            raise KeyError(f"the model has no sensor {name!r}; it has {', '.join(self._sensors) or 'none'}")
+        values: Array = self.read["sensordata"][:, self._sensors[name]]
+        return values
+
+    def step(self) -> None:
+        """Step all worlds with the controls in ``ctrl``."""
+        threads = self._threads
+        if threads == 1:
+            self._step_rows(range(self.num_envs), 0)
+            return
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(threads - 1, thread_name_prefix="mujoco")
+        blocks = _blocks(self.num_envs, threads * _BLOCKS_PER_THREAD)
+        helpers = [self._pool.submit(self._step_blocks, blocks, thread) for thread in range(1, threads)]
+        self._step_blocks(blocks, 0)
+        for helper in helpers:
+            helper.result()
+
+    def start(self, rows: Sequence[int], qpos: Array, qvel: Array) -> None:
+        """Begin some worlds anew, with the given positions and velocities.
+
+        Args:
+            rows: K row numbers.
+            qpos: Positions, [K, nq].
+            qvel: Velocities, [K, nv].
+        """
+        data, model = self._datas[0], self._models[0]
+        for row, position, velocity in zip(rows, qpos, qvel, strict=True):
+            for values, field in self._writes[0]:
+                field[...] = values[row]
+            mujoco.mj_resetData(model, data)
+            data.qpos[:], data.qvel[:] = position, velocity
+            mujoco.mj_forward(model, data)
+            mujoco.mj_getState(model, data, self._rows[row], _STATE)
+            for target, source in self._copies[0]:
+                target[row] = source
+
+    def vary(self, names: Sequence[str]) -> None:
+        """Let worlds differ in some fields of the model: ``own`` then has them, [N, ...], with the nominal values."""
+        n = self.num_envs
+        self.own = {name: np.repeat(getattr(self.model, name)[None], n, axis=0) for name in names}
+        self._models = [copy.copy(self.model) for _ in range(self._threads)]
+        self._writes = [[(self.own[name], getattr(model, name)) for name in names] for model in self._models]
+
+    def load(self, row: int, data: Any) -> None:
+        """Bring a world into another ``MjData``, to draw it."""
+        mujoco.mj_setState(self.model, data, self._rows[row], _STATE)
+        mujoco.mj_forward(self.model, data)
+
+    def close(self) -> None:
+        """End the threads; may be called twice."""
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None
+
+    def _step_blocks(self, blocks: list[range], thread: int) -> None:
+        while True:
+            try:
+                # One operation, so that no two threads take the same block.
+                block = blocks.pop()
+            except IndexError:
+                return
+            self._step_rows(block, thread)
+
+    def _step_rows(self, block: Iterable[int], thread: int) -> None:
+        # Everything here is paid once per world and step; MuJoCo's functions let other threads run meanwhile.
+        data, model, substeps = self._datas[thread], self._models[thread], self.substeps
+        rows, writes, copies, needs_forces = self._rows, self._writes[thread], self._copies[thread], self._needs_forces
+        read_row, step, write_row = mujoco.mj_setState, mujoco.mj_step, mujoco.mj_getState
+        for i in block:
+            row = rows[i]
+            for values, field in writes:
+                field[...] = values[i]
+            read_row(model, data, row, _STATE)
+            step(model, data, substeps)
+            if needs_forces:
+                mujoco.mj_rnePostConstraint(model, data)
+            write_row(model, data, row, _STATE)
+            for target, source in copies:
+                target[i] = source
+
+
+class Streams:
+    """The random generators of K worlds: each draws from its own, as if it were alone.
+
+    Attributes:
+        generators: K generators.
+        level: Level of the curriculum in each of the worlds, [K].
+    """
+
+    def __init__(self, generators: Sequence[np.random.Generator], level: Array) -> None:
+        self.generators, self.level = generators, level
+
+    def uniform(self, low: Any, high: Any, size: int) -> Array:
+        """Draw evenly from ``low`` to ``high``, [K, size]."""
+        return self.each(lambda rng: rng.uniform(low, high, size))
+
+    def standard_normal(self, size: int) -> Array:
+        """Draw from the normal distribution of mean 0 and deviation 1, [K, size]."""
+        return self.each(lambda rng: rng.standard_normal(size))
+
+    def each(self, draw: Callable[[np.random.Generator], Any]) -> Array:
+        """Call ``draw`` with each generator; stacks what it gives, [K, ...]."""
+        return np.array([draw(generator) for generator in self.generators])
+
+
+def seconds_per_step(model: Any, substeps: int) -> float:
+    """Measure how long the first steps of one world take; the shortest of a few."""
+    data, times = mujoco.MjData(model), []
+    for _ in range(_TIMED_STEPS):
+        start = perf_counter()
+        mujoco.mj_step(model, data, substeps)
+        times.append(perf_counter() - start)
+    return min(times)
+
+
+def _columns(model: Any, part: Any) -> slice:
+    """Find where a part of the state lies in a row: parts follow each other in the order of their bits."""
+    before = _STATE & (int(part) - 1)
+    start = mujoco.mj_stateSize(model, before) if before else 0
+    return slice(start, start + mujoco.mj_stateSize(model, int(part)))
+
+
+def _field(data: Any, name: str) -> Array:
+    field = getattr(data, name, None)
+    if not isinstance(field, np.ndarray) or field.dtype != np.float64:
+        raise ConfigError(Problem("env.name", f"the task reads {name!r}, which is no array of numbers of MjData"))
+    return field
+
+
+def _blocks(count: int, pieces: int) -> list[range]:
+    """Split rows into blocks of about equal size, the first one last.
+
+    >>> _blocks(5, 2)
+    [range(3, 5), range(0, 3)]
+    """
+    size = -(-count // pieces)
+    return [range(start, min(start + size, count)) for start in reversed(range(0, count, size))]
+
+
+def _refuse_hidden_state(model: Any) -> None:
+    if model.nplugin:
+        raise ConfigError(Problem("env.name", "the model has plugins, whose state is not MuJoCo's: use gymnasium"))
+    sleep = getattr(mujoco.mjtEnableBit, "mjENBL_SLEEP", None)
+    if sleep is not None and int(model.opt.enableflags) & int(sleep):
+        raise ConfigError(Problem("env.name", "the model lets bodies sleep, which is not in the state: disable it"))
