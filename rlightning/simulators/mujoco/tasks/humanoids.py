@@ -100,10 +100,10 @@ class Humanoid(_Body[HumanoidOptions]):
     def __init__(self, options: HumanoidOptions, model: Any) -> None:
         super().__init__(options, model)
         # Factors of mass are the same for all bodies, so that they do not matter for the centre.
-        self._mass: Array = np.array(model.body_mass)
+        self._shares: Array = model.body_mass / model.body_mass.sum()
 
     def landmark(self, worlds: Worlds) -> Array:
-        centre: Array = np.einsum("b,nbj->nj", self._mass, worlds.read["xipos"])[:, :2] / self._mass.sum()
+        centre: Array = self._shares @ worlds.read["xipos"][:, :, :2]
         return centre
 
     def is_healthy(self, worlds: Worlds) -> Array:
