@@ -16,7 +16,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt $(PIP_FLAGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help train test check quick lint format types imports tests exhaustive gpu docs bench guard clean
+.PHONY: help train test check quick slow lint format types imports tests exhaustive gpu docs bench guard clean
 
 help:  ## list the commands
 	@sed -n 's/^\([a-z]*\):.*## */  make \1|/p' Makefile | awk -F'|' '{printf "%-14s %s\n", $$1, $$2}'
@@ -26,10 +26,16 @@ train: $(VENV)/stamp-run  ## set everything up and train the main preset
 
 test: check  ## set everything up and run every check
 
-check: lint types imports docs tests  ## all checks: format, lint, types, layers, docs, tests and doctests
+check: $(VENV)/stamp-dev  ## all checks: format, lint, types, layers, docs, tests and doctests
+	@# The quick tests keep one core busy, and the other checks another one. What starts processes comes alone.
+	$(MAKE) -j2 --output-sync=target quick lint types imports docs
+	$(MAKE) slow
 
 quick: $(VENV)/stamp-dev  ## the tests that take seconds
 	$(BIN)/pytest -m "not slow and not exhaustive"
+
+slow: $(VENV)/stamp-dev  ## the tests that take longer; most of them start processes
+	$(BIN)/pytest -m "slow and not exhaustive"
 
 lint: $(VENV)/stamp-dev  ## format and lint, without changing a file
 	$(BIN)/ruff format --check .
@@ -45,7 +51,7 @@ types: $(VENV)/stamp-dev  ## mypy, strict
 imports: $(VENV)/stamp-dev  ## who may import whom
 	$(BIN)/lint-imports
 
-tests: $(VENV)/stamp-dev  ## all tests and doctests, the quick ones first
+tests: $(VENV)/stamp-dev  ## the quick tests and the slow ones
 	$(BIN)/pytest -m "not exhaustive"
 
 exhaustive: $(VENV)/stamp-dev  ## the variants that `make tests` leaves out, since they would take it beyond half an hour
