@@ -26,12 +26,12 @@ from rlightning.runtime import as_handle
 from rlightning.types import EnvMeta
 from tests.algorithms.doubles import make_ppo, rollout
 from tests.distributed.ranks import in_group
-from tests.policy.crew import EVERYWHERE, LOCAL, Crew, crews
+from tests.policy.crew import HERE_AND_THERE, LOCAL, Crew, crews
 
 VECTOR = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 TORQUE = spaces.Box(-2.0, 2.0, (2,), np.float32)
 CHOICE = spaces.Discrete(3)
-crew = pytest.fixture(scope="module", params=EVERYWHERE)(crews)
+crew = pytest.fixture(scope="module", params=HERE_AND_THERE)(crews)
 
 
 def settings(**algo: Any) -> PolicyConfig:

@@ -17,6 +17,8 @@ EVERYWHERE = [
     pytest.param(RAY, marks=pytest.mark.ray),
     pytest.param(MIXED, marks=pytest.mark.ray),
 ]
+HERE_AND_THERE = [*EVERYWHERE[:2], pytest.param(MIXED, marks=[pytest.mark.ray, pytest.mark.exhaustive])]
+"""For tests of what a group does once it is formed; that mixed groups form and act is tested with all places."""
 
 
 class Held:
@@ -75,7 +77,7 @@ class Crew:
 
 
 def crews(request):
-    """The body of a fixture that is parametrised by ``EVERYWHERE``."""
+    """The body of a fixture that is parametrised by one of these lists of places."""
     crew = Crew(request.param, None if request.param == LOCAL else request.getfixturevalue("held_policies"))
     yield crew
     crew.stop()

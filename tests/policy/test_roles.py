@@ -8,10 +8,10 @@ from rlightning.errors import ProtocolError
 from rlightning.policy.base_policy import BasePolicy, PolicyRole
 from rlightning.policy.policy_group import PolicyGroup
 from rlightning.runtime import as_handle, gather
-from tests.policy.crew import EVERYWHERE, crews
+from tests.policy.crew import HERE_AND_THERE, crews
 from tests.policy.policies import Momentum, batch
 
-crew = pytest.fixture(scope="module", params=EVERYWHERE)(crews)
+crew = pytest.fixture(scope="module", params=HERE_AND_THERE)(crews)
 
 
 def train(group, *values):
