@@ -1,5 +1,6 @@
 """Collect, learn, publish, evaluate, save: what happens when, and no learning from old data."""
 
+import gc
 import itertools
 import os
 import signal
@@ -34,6 +35,14 @@ def test_an_epoch_is_collect_learn_publish(engine):
     spy = engine(SpyEngine, max_epochs=2)
     spy.run()
     assert spy.did == ["publish", *["collect", "learn", "publish"] * 2, "evaluate"]
+
+
+def test_what_was_built_is_not_searched_for_garbage_until_the_run_is_closed(engine):
+    run = engine()
+    run.start()
+    assert any(run is each for each in gc.get_objects()) is False
+    run.close()
+    assert any(run is each for each in gc.get_objects())
 
 
 def test_what_a_run_came_to(engine):

@@ -22,8 +22,8 @@ from rlightning.simulators.mujoco.task import Task, TaskOptions, parse_options
 from rlightning.simulators.mujoco.worlds import Array, Streams, Worlds, seconds_per_step
 from rlightning.types import EnvMeta, EnvRet, PolicyResponse
 
-_WORK_PER_THREAD_S = 500e-6
-"""Seconds of physics that make a thread worth its while; handing work to one takes 50 to 100 microseconds."""
+_WORK_PER_THREAD_S = 100e-6
+"""Seconds of physics that make a thread worth its while; handing work to one takes some 50 microseconds."""
 
 
 class MujocoEnv(BaseEnv):
