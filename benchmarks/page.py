@@ -3,7 +3,8 @@
     python benchmarks/page.py            # writes docs/benchmarks.md and its plots
     python benchmarks/page.py --check    # ends with 1 where the page is not that of the results
 
-The results are files of JSON lines in ``benchmarks/results``, one per script, as ``make bench`` writes them.
+The results are files of JSON lines in ``benchmarks/results``, one per script, as ``make bench`` writes them. Where a file
+is not what one run printed, a line of the kind "note" says so, and the page shows it.
 """
 
 from __future__ import annotations
@@ -383,6 +384,7 @@ def page() -> str:
         if not parts:
             parts.append(INTRO.format(**of_kind(records, "machine")[0]))
         parts.append(f"## {section.title}\n\n{section.text}\n\n{section.body(records)}")
+        parts += [f"*{record['text']}*\n" for record in of_kind(records, "note")]
         if section.plot is not None:
             parts.append(f"![{section.title}](_static/benchmarks/{section.results}.svg)\n")
         parts.append(f"```\n{section.command}\n```\n")
