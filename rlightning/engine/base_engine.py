@@ -161,8 +161,8 @@ class BaseEngine(ABC):
         if self.env_rets is None:
             self.publish()
             self.env_rets = self.env_group.reset()
-        # What imports and building left behind stays to the end; looking through it for cycles again and again takes some
-        # per cent of a small run's time.
+        # What imports and building left behind stays to the end; looking through it for cycles again and again takes
+        # some per cent of a small run's time.
         gc.freeze()
 
     def make_room_to_act(self) -> None:
