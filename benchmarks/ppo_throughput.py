@@ -22,6 +22,7 @@ from arms import Arm, add_options, own_python, spread
 from report import machine, print_line
 from settings import Settings
 
+DEFAULT_ARMS = ["rlightning", "rlightning-compiled", "rlightning-gymnasium", "handwritten", "sb3"]
 Runs = Mapping[str, list[dict[str, Any]]]
 """The results of each arm, in the order of the rounds."""
 
@@ -30,6 +31,7 @@ def available_arms(sb3_python: str, rllib_python: str) -> dict[str, Arm]:
     """List the competitors."""
     return {
         "rlightning": Arm("rlightning_ppo.py", own_python()),
+        "rlightning-compiled": Arm("rlightning_ppo.py", own_python(), ("--compile", "1")),
         "rlightning-gymnasium": Arm("rlightning_ppo.py", own_python(), ("--backend", "gymnasium")),
         "handwritten": Arm("handwritten_ppo.py", own_python()),
         "sb3": Arm("sb3_ppo.py", sb3_python),
@@ -56,7 +58,7 @@ def print_summaries(settings: Settings, runs: Runs) -> None:
     """Print the spread of each arm, and of each ratio of two arms in the same round."""
     labels = {"env": settings.env_id, "normalise": bool(settings.normalise)}
     for name, records in runs.items():
-        figures = ("steps_per_s", "ms_per_iteration", "cpu_ms_per_iteration", "wall_s")
+        figures = ("steps_per_s", "ms_per_iteration", "cpu_ms_per_iteration", "wall_s", "warmup_s")
         spreads = {figure: spread([record[figure] for record in records]) for figure in figures}
         print_line({"kind": "summary", **labels, "arm": name, "rounds": len(records), **spreads})
     for one, other in permutations(runs, 2):
@@ -78,7 +80,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--iterations", type=int, default=40)
     parser.add_argument("--envs", nargs="+", default=["CartPole-v1", "HalfCheetah-v5"])
-    parser.add_argument("--arms", nargs="+", default=["rlightning", "rlightning-gymnasium", "handwritten", "sb3"])
+    parser.add_argument("--arms", nargs="+", default=DEFAULT_ARMS)
     parser.add_argument("--normalise", type=int, default=0, help="1: with normalised observations and scaled rewards")
     add_options(parser)
     options = parser.parse_args()

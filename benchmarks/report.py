@@ -59,27 +59,31 @@ class IterationClock:
                 rows.append([total, round(end - self._start, 2), round(mean, 1)])
         return rows
 
-    def summary(self) -> dict[str, Any]:
-        """Summarise the run; the rate leaves out the first iteration, which pays for warming up.
+    def summary(self, warmup: int) -> dict[str, Any]:
+        """Summarise the run; the rate leaves out the iterations that warm it up.
+
+        Args:
+            warmup: How many these are.
 
         Raises:
-            ValueError: If there are fewer than two iterations.
+            ValueError: If there are no others.
         """
-        if len(self._ends) < 2:
-            raise ValueError(f"{len(self._ends)} iterations measured, 2 wanted: raise --iterations")
-        seconds, transitions = self._ends[-1] - self._ends[0], sum(self._transitions[1:])
-        cpu_seconds = self._cpu[-1] - self._cpu[0]
+        measured = len(self._ends) - warmup
+        if measured < 1:
+            raise ValueError(f"{len(self._ends)} iterations made, more than {warmup} wanted: raise --iterations")
+        last = warmup - 1
+        seconds, transitions = self._ends[-1] - self._ends[last], sum(self._transitions[warmup:])
+        cpu_seconds = self._cpu[-1] - self._cpu[last]
         parts = {}
         if self._collect_s:
-            collect_ms = 1e3 * sum(self._collect_s[1:]) / (len(self._ends) - 1)
-            parts = {"collect_ms": round(collect_ms, 3)}
+            parts = {"collect_ms": round(1e3 * sum(self._collect_s[warmup:]) / measured, 3)}
         return {
             "iterations": len(self._ends),
             "transitions": sum(self._transitions),
             "wall_s": round(self._ends[-1] - self._start, 4),
-            "first_iteration_s": round(self._ends[0] - self._start, 4),
-            "ms_per_iteration": round(1e3 * seconds / (len(self._ends) - 1), 3),
-            "cpu_ms_per_iteration": round(1e3 * cpu_seconds / (len(self._ends) - 1), 3),
+            "warmup_s": round(self._ends[last] - self._start, 4),
+            "ms_per_iteration": round(1e3 * seconds / measured, 3),
+            "cpu_ms_per_iteration": round(1e3 * cpu_seconds / measured, 3),
             "steps_per_s": round(transitions / seconds, 1),
             **parts,
         }
@@ -91,7 +95,7 @@ def print_run(arm: str, settings: Settings, clock: IterationClock, packages: Seq
     labels |= {"num_envs": settings.num_envs, "peak_rss_mb": peak_rss_mb()}
     if settings.curve_points:
         further["curve"] = clock.curve(settings.curve_points)
-    print_line(labels | clock.summary() | further | {"versions": versions(packages)})
+    print_line(labels | clock.summary(settings.warmup) | further | {"versions": versions(packages)})
 
 
 def peak_rss_mb() -> float:

@@ -48,6 +48,7 @@ def overrides(settings: Settings) -> list[str]:
         "log.progress=false",
         *([f"env.backend={settings.backend}"] if settings.backend else []),
         *([f"train.learn_threads={settings.learn_threads}"] if settings.learn_threads else []),
+        f"policy.compile={str(bool(settings.compile)).lower()}",
         *places(settings),
     ]
 

@@ -27,6 +27,7 @@ def settings_for(env_id: str, num_envs: int, iterations: int, seed: int, cores: 
         num_envs=num_envs,
         rollout_steps=min(128, max(LARGEST_ROLLOUT // num_envs, 1)),
         iterations=iterations,
+        warmup=1,
         seed=seed,
         learn_threads=min(cores, 2) if num_envs >= 64 else 0,
     )

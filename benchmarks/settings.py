@@ -15,7 +15,9 @@ class Settings:
     seed: int = 0
     """Of envs, weights and sampling."""
     iterations: int = 40
-    """Rollouts, each followed by an update; the first is not part of the measured time."""
+    """Rollouts, each followed by an update."""
+    warmup: int = 3
+    """Iterations at the start that are not part of the measured time; what they took is printed."""
     num_envs: int = 8
     """Sub-envs (N)."""
     rollout_steps: int = 128
@@ -51,6 +53,8 @@ class Settings:
     """Width of both hidden layers; the peers have 64."""
     learn_threads: int = 0
     """Threads of torch while this package learns; 0 means ``threads``."""
+    compile: int = 0
+    """1: this package has torch compile the loss."""
     curve_points: int = 0
     """Points of the learning curve that are printed with the result."""
 

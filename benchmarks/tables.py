@@ -9,6 +9,7 @@ Records = list[dict[str, Any]]
 
 NAMES = {
     "rlightning": "RLightning",
+    "rlightning-compiled": "RLightning, `policy.compile`",
     "rlightning-gymnasium": "RLightning on Gymnasium's envs",
     "handwritten": "hand-written loop",
     "sb3": "stable-baselines3",
@@ -56,11 +57,12 @@ def throughput(records: Records) -> str:
         for record in of_kind(records, "summary", env=env):
             ratios = of_kind(records, "ratio", env=env, arm=record["arm"], to="sb3")
             times = f"{1 / ratios[0]['time_ratio']['median']:.2f}" if ratios else "1" if record["arm"] == "sb3" else ""
-            rows.append([NAMES[record["arm"]], cell(record["steps_per_s"]), cell(record["ms_per_iteration"]), times])
-        head = [env, "env steps per second", "ms per iteration", "times stable-baselines3"]
-        if not any(row[-1] for row in rows):
-            head, rows = head[:-1], [row[:-1] for row in rows]
-        parts.append(table(head, rows))
+            warmup = f"{record['warmup_s']['median']:.1f}" if "warmup_s" in record else ""
+            row = [cell(record["steps_per_s"]), cell(record["ms_per_iteration"]), warmup, times]
+            rows.append([NAMES[record["arm"]], *row])
+        head = [env, "env steps per second", "ms per iteration", "first iterations, s", "times stable-baselines3"]
+        filled = [place for place in range(len(head)) if any(row[place] for row in rows)]
+        parts.append(table([head[place] for place in filled], [[row[place] for place in filled] for row in rows]))
     return "\n".join(parts)
 
 
@@ -70,7 +72,9 @@ def plot_throughput(records: Records, figure: Any) -> None:
         found = of_kind(records, "summary", env=env)
         rates = [record["steps_per_s"] for record in found]
         reach = [[rate["median"] - rate["min"] for rate in rates], [rate["max"] - rate["median"] for rate in rates]]
-        labels = [NAMES[record["arm"]].replace(", ", ",\n").replace(" on ", "\non ") for record in found]
+        labels = [
+            NAMES[record["arm"]].replace("`", "").replace(", ", ",\n").replace(" on ", "\non ") for record in found
+        ]
         middles = [rate["median"] for rate in rates]
         axes.barh(labels, middles, xerr=reach, color=COLORS[: len(found)], capsize=3)
         axes.invert_yaxis()

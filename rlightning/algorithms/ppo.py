@@ -381,10 +381,12 @@ class PPO(BasePolicy):
         policy_loss = losses.clipped_policy_loss(log_ratio.exp(), advantage, clip_range)
         value_loss = losses.value_loss(value, rows.return_, rows.value, options.value_clip)
         loss = policy_loss + options.value_coef * value_loss
-        with torch.set_grad_enabled(options.entropy_coef > 0):  # else it is just a metric
-            entropy = distribution.entropy().mean()
         if options.entropy_coef > 0:
+            entropy = distribution.entropy().mean()
             loss = loss - options.entropy_coef * entropy
+        else:  # it is just a metric
+            with torch.no_grad():
+                entropy = distribution.entropy().mean()
         return loss, log_ratio.detach(), [policy_loss.detach(), value_loss.detach(), entropy.detach()]
 
     def _check_finite(self, metrics: dict[str, float]) -> None:
