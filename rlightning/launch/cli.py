@@ -41,7 +41,7 @@ _Overrides = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="KEY=VALUE",
-        help="Changes to the preset, in Hydra's grammar: train.lr=1e-3, env.num_envs=16, cluster=ray.",
+        help="Changes to the preset, in Hydra's grammar: train.lr=1e-3, env.num_envs=32, cluster=ray.",
     ),
 ]
 _ConfigDir = Annotated[
@@ -78,7 +78,7 @@ def train(preset: _Preset, overrides: _Overrides = None, config_dir: _ConfigDir 
 
         rlightning train ppo_halfcheetah
 
-        rlightning train ppo_cartpole seed=7 train.lr=1e-3 env.num_envs=16
+        rlightning train ppo_cartpole seed=7 train.lr=1e-3 env.num_envs=32
 
         rlightning train ppo_cartpole cluster=ray env.num_workers=4
     """
