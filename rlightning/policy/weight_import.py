@@ -190,14 +190,15 @@ class WeightImport:
             raise ProtocolError("there is no weight buffer: call init_weight_buffer first")
         with self._noting_failure():
             slots = self._slots
-            tensors, version, stamp = slots.views(), slots.version, slots.stamp
-            if self._adopted == (slots, stamp):
+            if self._adopted == (slots, slots.stamp):
                 return
-            self._check_newer(version)
             # A failure is noted before the gate opens: nobody shall act with what was loaded half.
             with self._timer.measure("import"), self._gate.update(), self._noting_failure():
                 if slots is not self._slots:
                     return  # another buffer took its place while requests were in flight
+                # Read in here, since another thread may have put newer ones in force meanwhile.
+                tensors, version, stamp = slots.views(), slots.version, slots.stamp
+                self._check_newer(version)
                 if self._may_adopt():
                     point_all(self._policy.get_trainable_parameters(), tensors)
                     self._adopted = slots, stamp

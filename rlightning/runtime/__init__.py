@@ -3,6 +3,7 @@
 from rlightning.runtime.future import Future, JointFuture, LocalFuture, gather, resolve, wait
 from rlightning.runtime.guests import Guest
 from rlightning.runtime.handle import WorkerHandle, WorkerInfo, as_handle, share
+from rlightning.runtime.line import Line, open_lines
 from rlightning.runtime.place import own_place
 from rlightning.runtime.together import Call, together
 
@@ -11,11 +12,13 @@ __all__ = [
     "Future",
     "Guest",
     "JointFuture",
+    "Line",
     "LocalFuture",
     "WorkerHandle",
     "WorkerInfo",
     "as_handle",
     "gather",
+    "open_lines",
     "own_place",
     "resolve",
     "share",

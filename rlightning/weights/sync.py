@@ -7,15 +7,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from rlightning.errors import RLightningError, WeightSyncError
-from rlightning.runtime import Call, Future, WorkerHandle, gather, share, together, wait
+from rlightning.errors import CallTimeout, RLightningError, WeightSyncError, WorkerError
+from rlightning.runtime import Call, Future, Line, WorkerHandle, gather, open_lines, share, together, wait
 from rlightning.weights.bundle import Bundle, BundlePart
 from rlightning.weights.slots import Slots
 
 CHANNEL = "weights"
 """Channel of eval policies on which weights come in while rollouts go on."""
-_GRACE_S = 10.0
-"""Seconds beyond a time limit that its answer may take to get here."""
+_REPORT_S = 10.0
+"""Seconds that it may take to find out how the process of an eval policy ended."""
 
 
 class Sender(Protocol):
@@ -194,25 +194,29 @@ class DoubleSync(DirectSync):
 
     def __init__(self, deliveries: Sequence[Delivery], carry: Carry) -> None:
         super().__init__(deliveries, carry)
+        self._actors = [actor for delivery in deliveries for actor in delivery.actors]
+        self._lines: list[Line] = []
         self._announcing: list[Future[None]] = []
 
     def prepare(self, timeout_s: float | None) -> None:
-        actors = [actor for delivery in self._deliveries for actor in delivery.actors]
-        gather([actor.call(Receiver.init_weight_buffer) for actor in actors], timeout_s)
+        gather([actor.call(Receiver.init_weight_buffer) for actor in self._actors], timeout_s)
+        self._lines = open_lines(self._actors, CHANNEL, timeout_s)
 
     def announce(self, timeout_s: float | None) -> None:
         # Whether they heard of it is asked together with whether they have done it, which saves a round of calls.
-        self._announcing = [
-            actor.channel(CHANNEL).call(Receiver.notify_update_weights)
-            for delivery in self._deliveries
-            for actor in delivery.actors
-        ]
+        self._announcing += [line.call(Receiver.notify_update_weights) for line in self._lines]
 
     def wait(self, timeout_s: float | None) -> list[str]:
-        late = _late(self._deliveries, timeout_s)
+        asked = [line.call(Receiver.wait_for_weight_update_done, timeout_s) for line in self._lines]
+        futures: list[Future[Any]] = [*self._announcing, *asked]
+        try:
+            # All must have answered before a failure of one is raised: then nobody acts with the older of two slots.
+            wait(futures, len(futures), timeout_s)
+        except CallTimeout:
+            return [line.name for line, answer in zip(self._lines, asked, strict=True) if not _is_in_force(answer)]
         announcing, self._announcing = self._announcing, []
-        gather(announcing, timeout_s)
-        return late
+        gather(announcing, _REPORT_S)
+        return [line.name for line, done in zip(self._lines, gather(asked, _REPORT_S), strict=True) if not done]
 
 
 class SharedSync(DoubleSync):
@@ -241,6 +245,7 @@ class SharedSync(DoubleSync):
                 self._unlink(timeout_s)
             raise
         self._unlink(timeout_s)
+        self._lines = open_lines(self._actors, CHANNEL, timeout_s)
 
     def _unlink(self, timeout_s: float | None) -> None:
         """Leave no file behind, however the processes end."""
@@ -313,12 +318,12 @@ def _same_version(versions: Sequence[int]) -> int:
     return versions[0]
 
 
-def _late(deliveries: Sequence[Delivery], timeout_s: float | None) -> list[str]:
-    actors = [actor for delivery in deliveries for actor in delivery.actors]
-    calls = [actor.channel(CHANNEL).call(Receiver.wait_for_weight_update_done, timeout_s) for actor in actors]
-    # All must have answered before a failure of one is raised: then nobody acts with the older of two slots any more.
-    wait(calls, len(calls), None if timeout_s is None else timeout_s + _GRACE_S)
-    return [actor.name for actor, done in zip(actors, gather(calls), strict=True) if not done]
+def _is_in_force(answer: Future[bool]) -> bool:
+    """Tell whether an eval policy has answered that it acts with the announced weights."""
+    try:
+        return answer.done() and answer.result(_REPORT_S)
+    except (WorkerError, CallTimeout):
+        return False
 
 
 WEIGHT_SYNCS: dict[str, Callable[[Sequence[Delivery], Carry], WeightSync]] = {

@@ -155,7 +155,8 @@ def test_the_thread_of_the_updater_ends_with_its_policy(monkeypatch):
     monkeypatch.setattr("rlightning.policy.updater._LOOK_S", 0.01)
     before = set(threading.enumerate())  # of other tests some may be left, and end meanwhile
     learner, actor, group = local_pair("Double")
-    (updater,) = set(threading.enumerate()) - before
+    actor.notify_update_weights()
+    (updater,) = [thread for thread in set(threading.enumerate()) - before if thread.name == "weight updater"]
     del learner, actor, group
     gc.collect()
     updater.join(30)
