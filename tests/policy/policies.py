@@ -140,11 +140,10 @@ class BreakingTensors(nn.Module):
         return state
 
 
-class Numbered(EveryKind):
-    """200 tensors, parameters and buffers, all filled with the number of the training steps, besides those others."""
+class Numbered(Bare):
+    """200 tensors, parameters and buffers, all filled with the number of the training steps."""
 
     def construct_network(self, env_meta, *args, **kwargs):
-        super().construct_network(env_meta)
         self.tensors = BreakingTensors()
         for i in range(200):
             value = torch.zeros(3, i % 5 + 1)
@@ -175,7 +174,15 @@ class Numbered(EveryKind):
         self.tensors.t7.data[0, 0].view(torch.int32).bitwise_xor_(1)
 
 
-class OwnLoading(Numbered):
+class NumberedOfEveryKind(Numbered, EveryKind):
+    """Has those numbers and tensors of every kind, so that the tests of both can share its processes."""
+
+    def construct_network(self, env_meta, *args, **kwargs):
+        EveryKind.construct_network(self, env_meta)
+        Numbered.construct_network(self, env_meta)
+
+
+class OwnLoading(NumberedOfEveryKind):
     """Loads weights in its own way."""
 
     def __init__(self, *args):
