@@ -16,7 +16,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt $(PIP_FLAGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help train test check quick slow lint format types imports tests exhaustive gpu docs bench guard clean
+.PHONY: help train test check quick programs remote lint format types imports tests exhaustive gpu docs bench guard clean
 
 help:  ## list the commands
 	@sed -n 's/^\([a-z]*\):.*## */  make \1|/p' Makefile | awk -F'|' '{printf "%-14s %s\n", $$1, $$2}'
@@ -27,15 +27,18 @@ train: $(VENV)/stamp-run  ## set everything up and train the main preset
 test: check  ## set everything up and run every check
 
 check: $(VENV)/stamp-dev  ## all checks: format, lint, types, layers, docs, tests and doctests
-	@# The quick tests keep one core busy, and the other checks another one. What starts processes comes alone.
-	$(MAKE) -j2 --output-sync=target quick lint types imports docs
-	$(MAKE) slow
+	@# The quick tests keep one core busy, and the other checks another one. What starts many processes comes alone.
+	$(MAKE) -j2 --output-sync=target quick lint types imports docs programs
+	$(MAKE) remote
 
 quick: $(VENV)/stamp-dev  ## the tests that take seconds
 	$(BIN)/pytest -m "not slow and not exhaustive"
 
-slow: $(VENV)/stamp-dev  ## the tests that take longer; most of them start processes
-	$(BIN)/pytest -m "slow and not exhaustive"
+programs: $(VENV)/stamp-dev  ## the slow tests of what runs in one process
+	$(BIN)/pytest tests -m "slow and not ray and not exhaustive"
+
+remote: $(VENV)/stamp-dev  ## the slow tests that start Ray
+	$(BIN)/pytest tests -m "slow and ray and not exhaustive"
 
 lint: $(VENV)/stamp-dev  ## format and lint, without changing a file
 	$(BIN)/ruff format --check .

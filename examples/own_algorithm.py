@@ -17,19 +17,7 @@ from pydantic import Field
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from rlightning import (
-    BasePolicy,
-    Config,
-    EnvMeta,
-    EnvRet,
-    PolicyResponse,
-    build_data_buffer,
-    build_engine,
-    build_env_group,
-    build_policy_group,
-    launch,
-    register,
-)
+from rlightning import BasePolicy, Config, EnvMeta, EnvRet, PolicyResponse, assemble, launch, register
 from rlightning.config import OptimConfig, Section
 from rlightning.functional.advantages import gae
 
@@ -136,11 +124,8 @@ SETTINGS = [
 
 
 def main(config: Config) -> None:
-    """Build the four parts and run them."""
-    envs = build_env_group(config)
-    policies = build_policy_group(config, envs.env_meta)
-    buffer = build_data_buffer(config)
-    with build_engine(config, envs, policies, buffer) as engine:
+    """Build all parts of the run, and run it; train_ppo.py builds them one by one."""
+    with assemble(config) as engine:
         engine.run()
 
 

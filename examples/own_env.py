@@ -15,19 +15,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from rlightning import (
-    BaseEnv,
-    Config,
-    EnvMeta,
-    EnvRet,
-    PolicyResponse,
-    build_data_buffer,
-    build_engine,
-    build_env_group,
-    build_policy_group,
-    launch,
-    register,
-)
+from rlightning import BaseEnv, Config, EnvMeta, EnvRet, PolicyResponse, assemble, launch, register
 from rlightning.config import EnvConfig
 
 STEPS = 40
@@ -95,11 +83,8 @@ SETTINGS = [
 
 
 def main(config: Config) -> None:
-    """Build the four parts and run them."""
-    envs = build_env_group(config)
-    policies = build_policy_group(config, envs.env_meta)
-    buffer = build_data_buffer(config)
-    with build_engine(config, envs, policies, buffer) as engine:
+    """Build all parts of the run, and run it; train_ppo.py builds them one by one."""
+    with assemble(config) as engine:
         engine.run()
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rlightning import Config, build_data_buffer, build_engine, build_env_group, build_policy_group, launch, register
+from rlightning import Config, assemble, launch, register
 from rlightning.simulators.mujoco.task import Task, TaskOptions
 from rlightning.simulators.mujoco.worlds import Array, Streams, Worlds
 
@@ -77,11 +77,8 @@ SETTINGS = [
 
 
 def main(config: Config) -> None:
-    """Build the four parts and run them."""
-    envs = build_env_group(config)
-    policies = build_policy_group(config, envs.env_meta)
-    buffer = build_data_buffer(config)
-    with build_engine(config, envs, policies, buffer) as engine:
+    """Build all parts of the run, and run it; train_ppo.py builds them one by one."""
+    with assemble(config) as engine:
         engine.run()
 
 

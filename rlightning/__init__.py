@@ -19,6 +19,7 @@ _PUBLIC = {
     "PolicyGroup": "rlightning.policy.policy_group",
     "PolicyResponse": "rlightning.types",
     "PolicyRole": "rlightning.policy.base_policy",
+    "assemble": "rlightning.launch",
     "build_data_buffer": "rlightning.launch",
     "build_engine": "rlightning.launch",
     "build_env_group": "rlightning.launch",
@@ -32,6 +33,7 @@ __all__ = [*sorted(_PUBLIC), "__version__"]
 if TYPE_CHECKING:
     from rlightning.config import Config as Config
     from rlightning.env.base_env import BaseEnv as BaseEnv
+    from rlightning.launch import assemble as assemble
     from rlightning.launch import build_data_buffer as build_data_buffer
     from rlightning.launch import build_engine as build_engine
     from rlightning.launch import build_env_group as build_env_group

@@ -1,5 +1,8 @@
 """Folders of safetensors and JSON that are whole or not there: no pickle, a checksum per file, an atomic rename.
 
+A folder that replaces another one takes two renames. If the process ends between them, the old one lies aside, under a
+hidden name that is known; whoever reads finds it there, and the next one that is written removes it.
+
 A state is a nested structure of dicts, lists and tuples with tensors, numpy arrays, numbers, strings, booleans and
 None as leaves. Each named state becomes ``NAME.json`` (the structure) and ``NAME.safetensors`` (the arrays).
 """
@@ -9,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -26,6 +30,8 @@ FORMAT = 1
 """Version of the layout, written into every manifest."""
 
 _MANIFEST = "manifest.json"
+_ASIDE = ".old"
+_ASIDE_NAME = re.compile(rf"\..+{re.escape(_ASIDE)}")
 _MARKS = ("__tensor__", "__array__", "__tuple__", "__items__")
 
 
@@ -71,7 +77,7 @@ def load_state(folder: Path | str, names: Iterable[str] | None = None) -> dict[s
     Raises:
         CheckpointError: If a file is missing, damaged or of another kind; names the file.
     """
-    folder = Path(folder)
+    folder = locate(folder)
     sums = _read_manifest(folder)
     wanted = list(names) if names is not None else [Path(file).stem for file in sums if file.endswith(".json")]
     states = {}
@@ -96,7 +102,7 @@ def load_state(folder: Path | str, names: Iterable[str] | None = None) -> dict[s
 
 def is_whole(folder: Path | str) -> bool:
     """Tell whether every file of a checkpoint is there and unharmed."""
-    folder = Path(folder)
+    folder = locate(folder)
     try:
         sums = _read_manifest(folder)
         for file in sums:
@@ -106,15 +112,27 @@ def is_whole(folder: Path | str) -> bool:
     return True
 
 
+def locate(folder: Path | str) -> Path:
+    """Say where a checkpoint lies: in its place, or aside if a process ended while it was replacing it."""
+    folder = Path(folder)
+    aside = _aside(folder.resolve())  # the place may be that of a link
+    return aside if aside.is_dir() and not folder.exists() else folder
+
+
 def newest_whole(parent: Path | str) -> Path:
     """Find the newest checkpoint in a folder of checkpoints that is whole; newer names sort later.
+
+    Returns:
+        Its place; ``locate`` and ``load_state`` know whether it lies there.
 
     Raises:
         CheckpointError: If there is none; names the damaged ones.
     """
     parent = Path(parent)
-    folders = sorted((path for path in parent.glob("*") if path.is_dir() and not path.is_symlink()), reverse=True)
-    folders = [path for path in folders if not path.name.startswith(".")]
+    found = [path for path in parent.glob("*") if path.is_dir() and not path.is_symlink()]
+    places = {path for path in found if not path.name.startswith(".")}
+    places |= {path.with_name(path.name[1 : -len(_ASIDE)]) for path in found if _ASIDE_NAME.fullmatch(path.name)}
+    folders = sorted(places, reverse=True)
     for folder in folders:
         if is_whole(folder):
             return folder
@@ -204,19 +222,22 @@ def _write(path: Path, content: bytes, sums: dict[str, str]) -> None:
 
 
 def _replace(fresh: Path, folder: Path) -> None:
+    old = _aside(folder)
     if folder.exists():
-        # A folder that holds files cannot be renamed over: step aside first, so that one of the two is always whole.
-        old = folder.parent / f".{folder.name}.old-{os.getpid()}"
+        # A folder that holds files cannot be renamed over: it steps aside, so that one of the two is always whole.
         shutil.rmtree(old, ignore_errors=True)
         folder.rename(old)
-        try:
-            fresh.rename(folder)
-        except BaseException:
-            old.rename(folder)
-            raise
-        shutil.rmtree(old, ignore_errors=True)
-    else:
+    try:
         fresh.rename(folder)
+    except BaseException:
+        if old.exists():
+            old.rename(folder)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _aside(folder: Path) -> Path:
+    return folder.parent / f".{folder.name}{_ASIDE}"
 
 
 def _read_manifest(folder: Path) -> dict[str, str]:

@@ -71,6 +71,14 @@ def held_policies(ray_cluster: None) -> Iterator[Any]:
     held.stop()
 
 
+@pytest.fixture(scope="session")
+def three_nodes() -> Any:
+    """What ``tests.three_nodes`` found, by room."""
+    from tests.simulated_nodes import results_of
+
+    return results_of("tests.three_nodes")
+
+
 @pytest.fixture(params=["local", pytest.param("ray", marks=pytest.mark.ray)])
 def runtime(request: pytest.FixtureRequest) -> Iterator[Runtime]:
     """Local workers, then remote ones."""

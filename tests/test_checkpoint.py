@@ -188,6 +188,48 @@ def test_a_failure_while_writing_leaves_the_old_one_whole_and_no_litter(tmp_path
     assert same(load_state(tmp_path / "c"), STATES)
 
 
+def end_between_the_renames(folder, states, monkeypatch):
+    """Save, and be gone after the first rename: nothing that would follow it is done."""
+    rename, done = Path.rename, []
+
+    def first_only(self, target):
+        if done:
+            raise KeyboardInterrupt
+        done.append(rename(self, target))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", first_only)
+        with pytest.raises(KeyboardInterrupt):
+            save_state(folder, states)
+
+
+def test_who_is_killed_while_replacing_a_checkpoint_leaves_the_old_one_to_be_found(tmp_path, monkeypatch):
+    for epoch in (1, 2):
+        save_state(tmp_path / f"epoch-{epoch}", {"a": {"epoch": epoch}})
+    (tmp_path / "last").symlink_to("epoch-2")
+    end_between_the_renames(tmp_path / "epoch-2", {"a": {"epoch": 2, "again": True}}, monkeypatch)
+    assert not (tmp_path / "epoch-2").exists()
+    assert newest_whole(tmp_path) == tmp_path / "epoch-2"
+    for place in ("epoch-2", "last"):
+        assert is_whole(tmp_path / place)
+        assert load_state(tmp_path / place) == {"a": {"epoch": 2}}
+    # The next save of that epoch is in its place, and the old one is gone.
+    save_state(tmp_path / "epoch-2", {"a": {"epoch": 2, "again": True}})
+    assert load_state(tmp_path / "last") == {"a": {"epoch": 2, "again": True}}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["epoch-1", "epoch-2", "last"]
+
+
+def test_a_checkpoint_in_its_place_is_the_one_that_counts(tmp_path, monkeypatch):
+    # Killed after the second rename, before the old one was removed.
+    save_state(tmp_path / "c", {"a": {"step": 1}})
+    end_between_the_renames(tmp_path / "c", {}, monkeypatch)
+    save_state(tmp_path / "new", {"a": {"step": 2}}).rename(tmp_path / "c")
+    assert load_state(tmp_path / "c") == {"a": {"step": 2}}
+    assert newest_whole(tmp_path) == tmp_path / "c"
+    save_state(tmp_path / "c", {"a": {"step": 3}})
+    assert [path.name for path in tmp_path.iterdir()] == ["c"]
+
+
 def test_only_the_states_asked_for_are_read(tmp_path):
     save_state(tmp_path / "c", STATES)
     (tmp_path / "c" / "a.json").unlink()

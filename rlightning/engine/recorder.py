@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from rlightning.checkpoint import newest_whole, save_state
+from rlightning.checkpoint import locate, newest_whole, save_state
 from rlightning.observability.sinks import MetricSink
 from rlightning.observability.timer import Span
 from rlightning.observability.trace import TraceFile
@@ -110,7 +110,7 @@ class CheckpointFolder:
     def best(self) -> Path | None:
         """Find the checkpoint that was marked as the best; None if none was, or if it is gone."""
         link = self.path / "best"
-        return link.resolve() if link.exists() else None
+        return link.resolve() if locate(link).is_dir() else None
 
     def _link(self, name: str, folder: Path) -> None:
         fresh = self.path / f".{name}.new"

@@ -11,6 +11,7 @@ import numpy as np
 from rlightning.config import EnvConfig
 from rlightning.env import state as env_state
 from rlightning.env.seeding import Purpose
+from rlightning.errors import Problem
 from rlightning.types import EnvMeta, EnvRet, PolicyResponse
 
 
@@ -39,6 +40,15 @@ class BaseEnv(ABC):
 
     def __init__(self, config: EnvConfig) -> None:
         self.config = config
+
+    @classmethod
+    def check(cls, config: EnvConfig) -> Sequence[Problem]:
+        """Say what is wrong with a configuration, as far as that is known before an env is built.
+
+        A run with a problem is refused before anything starts. Paths begin with ``env``, such as
+        ``env.env_kwargs.speed``.
+        """
+        return ()
 
     @abstractmethod
     def reset(self, seed: Sequence[int] | None = None, options: dict[str, Any] | None = None) -> EnvRet:

@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlightning.env.env_worker import EnvWorker, Episode, WorkerReport
-from rlightning.env.faults import FaultCounts, FaultKind, HangGuard, Replacements
-from rlightning.errors import (
-    CheckpointError,
-    ConfigError,
-    Problem,
-    RLightningError,
-    WorkerDied,
-    WorkerError,
-)
+from rlightning.env.env_worker import EnvWorker, Episode
+from rlightning.env.faults import FaultCounts, Replacements
+from rlightning.env.succession import Succession
+from rlightning.errors import CheckpointError, ConfigError, Problem, WorkerDied, WorkerError
 from rlightning.observability.timer import Span
 from rlightning.runtime import Future, WorkerInfo, as_handle, gather
 from rlightning.types import BatchedData, EnvMeta, EnvRet, PolicyResponse
-
-logger = logging.getLogger(__name__)
-
-_CLOSE_S = 10.0
-"""Seconds that an env at fault gets to close."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +41,6 @@ class EnvGroup:
         env_ids: Ids of the workers: 0, 1, ...
         env_metas: Description of each worker's env.
         env_meta: What all workers have in common; its ``num_envs`` counts the sub-envs of all of them.
-        faults: What happened to the workers so far; a resumed run goes on from those of its checkpoint.
 
     Raises:
         ConfigError: If there is no worker, or two workers differ in their spaces, so that no policy could serve both.
@@ -68,14 +55,10 @@ class EnvGroup:
     ) -> None:
         names = [f"env[{i}]" for i in range(len(workers))] if replacements is None else replacements.names
         self._handles = [as_handle(worker, name) for worker, name in zip(workers, names, strict=True)]
-        self._replacements = replacements
-        limits = [None] * len(workers) if replacements is None else replacements.step_timeout_s
-        self._guard = HangGuard(limits, self._end_hanging)
-        self._overdue: set[int] = set()  # workers whose process was ended here
-        self._died: dict[int, WorkerDied] = {}
+        self._succession = Succession(self._handles, call_timeout_s, replacements)
+        self._guard = self._succession.guard
         self._asked = [0] * len(workers)
         self._records = False
-        self.faults = FaultCounts.none(len(workers))
         self._timeout_s = call_timeout_s
         self._on_close = on_close
         self._is_closed = False
@@ -135,17 +118,23 @@ class EnvGroup:
 
     # Faults
 
+    @property
+    def faults(self) -> FaultCounts:
+        """What happened to the workers so far; a resumed run goes on from those of its checkpoint."""
+        return self._succession.counts
+
+    @faults.setter
+    def faults(self, counts: FaultCounts) -> None:
+        self._succession.counts = counts
+
     def raise_others(self, futures: Iterable[Future[Any]]) -> None:
         """Raise the first failure of futures that are done that none of the workers here is to blame for."""
         for future in futures:
             try:
                 future.result()
             except WorkerError as error:
-                if not self._is_ours(error):
+                if not self._succession.is_ours(error):
                     raise
-
-    def _is_ours(self, error: WorkerError) -> bool:
-        return self._replacements is not None and error.worker in self._replacements.names
 
     def recover(self, error: WorkerError, in_step: Mapping[int, int] | None = None) -> Recovery:
         """Replace the workers whose envs are at fault, where they were; they start episodes that nobody played yet.
@@ -158,94 +147,26 @@ class EnvGroup:
             WorkerError: ``error`` itself if the fault is not one of an env of this group; the fault of a worker that
                 was replaced as often as it may be.
         """
-        if not self._is_ours(error):
+        if not self._succession.is_ours(error):
             raise error
-        reports = self._reports()
         replaced, steps = {}, {}
-        for env_id, report in enumerate(reports):
+        for env_id, report in enumerate(self._succession.reports()):
             if report.fault is None:
                 steps[env_id] = self._asked[env_id] = report.steps
             else:
-                replaced[env_id] = self._replace(env_id, report, (in_step or {}).get(env_id))
+                step = (in_step or {}).get(env_id)
+                self._succession.replace(env_id, report, self.env_metas[env_id].name, step)
+                replaced[env_id] = self._begin_anew(env_id)
         if not replaced:
             raise error
         return Recovery(replaced, steps)
 
-    def _reports(self) -> list[WorkerReport]:
-        """Ask each worker how it is; one that hangs or is gone is at fault, too."""
-        asked = [handle.call(EnvWorker.report) for handle in self._handles]
-        reports = []
-        for env_id, (handle, future) in enumerate(zip(self._handles, asked, strict=True)):
-            try:
-                reports.append(future.result(self._timeout_s))
-            except WorkerDied as died:
-                if died.worker != handle.name:  # the process is that of another worker
-                    raise
-                self._died[env_id] = died
-                reports.append(self._report_of_the_dead(env_id, died))
-        return reports
-
-    def _report_of_the_dead(self, env_id: int, died: WorkerDied) -> WorkerReport:
-        assert self._replacements is not None
-        if env_id in self._overdue:
-            limit = self._replacements.step_timeout_s[env_id]
-            return WorkerReport(0, "timed_out", f"a call took longer than env.step_timeout_s = {limit:g} s")
-        code = "an exit code that is not known" if died.exit_code is None else f"exit code {died.exit_code}"
-        return WorkerReport(0, "died", f"its process died with {code}")
-
-    def _replace(self, env_id: int, report: WorkerReport, step: int | None) -> Future[EnvRet]:
-        assert self._replacements is not None
-        assert report.fault is not None
-        handle, counts = self._handles[env_id], self.faults
-        answers = report.fault in ("raised", "not_finite")
-        told = report.message
-        if not answers:
-            where = "" if step is None else f" in step {step} of this worker" if step else " in reset"
-            told = f"{self.env_metas[env_id].name}: {told}{where}"
-        counts.kinds[report.fault] = counts.kinds.get(report.fault, 0) + 1
-        left = self._replacements.max_restarts[env_id] - counts.restarts[env_id]
-        if left <= 0:
-            self._raise_last(env_id, report.fault, told)
-        counts.restarts[env_id] += 1
-        counts.generations[env_id] += 1
-        logger.warning(
-            "%s: %s; it is replaced, with episodes of generation %d and %d restarts left",
-            handle.name,
-            told,
-            counts.generations[env_id],
-            left - 1,
-        )
-        if answers:
-            try:
-                handle.call(EnvWorker.close).result(_CLOSE_S)
-            except RLightningError as failure:
-                logger.warning("%s could not be closed: %s", handle.name, failure)
-        self._guard.forget(env_id)
-        worker = self._replacements.build(env_id, handle.target, counts.generations[env_id])
-        self._handles[env_id] = as_handle(worker, handle.name)
+    def _begin_anew(self, env_id: int) -> Future[EnvRet]:
+        """Have a new worker do what the one before it was told."""
         self._asked[env_id] = 0
-        self._overdue.discard(env_id)
         if self._records:
             self._handles[env_id].call(EnvWorker.record_spans)
         return self._reset(env_id)
-
-    def _end_hanging(self, env_id: int) -> None:
-        self._overdue.add(env_id)
-        self._handles[env_id].stop()
-
-    def _raise_last(self, env_id: int, fault: FaultKind, told: str) -> None:
-        """Raise the fault of a worker that was replaced as often as it may be."""
-        handle, restarts = self._handles[env_id], self.faults.restarts[env_id]
-        try:
-            if fault == "died":
-                raise self._died[env_id]
-            if fault == "timed_out":
-                raise WorkerDied(told, handle.name)
-            handle.call(EnvWorker.raise_fault).result(self._timeout_s)
-        except WorkerError as last:
-            if restarts:
-                last.add_note(f"{handle.name} was replaced {restarts} times before (env.max_restarts)")
-            raise
 
     def _reset(self, env_id: int, reseed: bool = False) -> Future[EnvRet]:
         future = self._handles[env_id].call(EnvWorker.reset, reseed)
@@ -335,7 +256,7 @@ class EnvGroup:
         try:
             return gather(futures, self._timeout_s)
         except WorkerDied:
-            if self._replacements is None or not any(self._replacements.max_restarts):
+            if not self._succession.is_possible:
                 raise
         answers = []
         for handle, future in zip(self._handles, futures, strict=True):

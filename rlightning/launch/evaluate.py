@@ -13,6 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
+from rlightning.checkpoint import locate
 from rlightning.config import Config, EnvConfig
 from rlightning.device import available_gpus
 from rlightning.engine.base_engine import BaseEngine
@@ -179,7 +180,7 @@ def _find_checkpoint(run: RunFolder, wanted: str) -> Path:
     if wanted == "last":
         return folder.last()
     for path in (Path(wanted), run.checkpoints / wanted):
-        if path.is_dir():
+        if locate(path).is_dir():
             return path
     raise CheckpointError(f"there is no checkpoint {wanted!r}; {run.checkpoints} lists those of the run")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from rlightning.errors import ConfigError
 from rlightning.launch.assemble import assemble
 from rlightning.launch.context import RunContext, current_run
 from rlightning.launch.load import LoadedConfig, load_config
-from rlightning.launch.problems import EXIT_BAD_CONFIG, EXIT_INTERRUPTED, print_problems
+from rlightning.launch.problems import EXIT_BAD_CONFIG, EXIT_INTERRUPTED, config_error_in, print_problems
 from rlightning.observability.curve import draw_curve
 from rlightning.observability.logs import log_to_console
 from rlightning.observability.progress import ProgressDisplay
@@ -57,8 +58,7 @@ def train(loaded: LoadedConfig, console: Console | None = None) -> RunFolder:
     Raises:
         KeyboardInterrupt: After Ctrl-C; the folder holds a checkpoint then.
     """
-    run = RunFolder.create(loaded.config, loaded.preset)
-    with _told(run, console or Console()), open_run(run), assemble(run.config) as engine:
+    with _new_folder(loaded) as run, _told(run, console or Console()), open_run(run), assemble(run.config) as engine:
         engine.run()
     return run
 
@@ -99,14 +99,29 @@ def launch(
     console = console or Console()
     try:
         loaded = load_config(str(config_path), list(sys.argv[1:]) if overrides is None else list(overrides))
-        run = RunFolder.create(loaded.config, loaded.preset)
-        with _told(run, console), open_run(run):
+        with _new_folder(loaded) as run, _told(run, console), open_run(run):
             main_func(run.config)
     except ConfigError as error:
         print_problems(error)
         raise SystemExit(EXIT_BAD_CONFIG) from error
     except KeyboardInterrupt as error:
         raise SystemExit(EXIT_INTERRUPTED) from error
+
+
+@contextmanager
+def _new_folder(loaded: LoadedConfig) -> Iterator[RunFolder]:
+    """Make the folder of a run; a run that is refused for its configuration before its first epoch leaves none."""
+    run = RunFolder.create(loaded.config, loaded.preset)
+    try:
+        yield run
+    except Exception as error:
+        if config_error_in(error) is not None and not _has_epochs(run):
+            shutil.rmtree(run.path)
+        raise
+
+
+def _has_epochs(run: RunFolder) -> bool:
+    return run.metrics_path.exists() and bool(read_metrics(run.metrics_path))
 
 
 @contextmanager

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from rlightning import registry
-from rlightning.config import Config
+from rlightning.config import Config, EnvConfig
 from rlightning.errors import Problem
 from rlightning.launch.sources import join
 from rlightning.launch.suggest import nearest_name, nearest_option, options, schema_path_of
@@ -188,7 +189,19 @@ def _names(config: Config, tree: Mapping[str, Any]) -> Iterator[Problem]:
     yield from _name("buffer", config.buffer.type, "buffer.type")
     listed = isinstance(tree.get("env"), list)
     for index, env in enumerate(config.env):
-        yield from _name("simulator", env.backend, f"env.{index}.backend" if listed else "env.backend")
+        section = f"env.{index}" if listed else "env"
+        wrong = [*_name("simulator", env.backend, f"{section}.backend")]
+        yield from wrong
+        if not wrong and env.name != _PLACEHOLDER:
+            yield from _env(env, section)
+
+
+def _env(env: EnvConfig, section: str) -> Iterator[Problem]:
+    """Ask the simulator, where it can say more about its part than whether names and types are right."""
+    check = getattr(registry.lookup("simulator", env.backend), "check", None)
+    for problem in check(env) if check is not None else ():
+        path, suggestion = (re.sub(r"^env\.", f"{section}.", text) for text in (problem.path, problem.suggestion))
+        yield replace(problem, path=path, suggestion=suggestion)
 
 
 def _name(kind: registry.Kind, name: str, path: str) -> Iterator[Problem]:

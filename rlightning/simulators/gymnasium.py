@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -104,6 +105,7 @@ class _Source:
         native: Builds a vector env; called with ``num_envs`` and the env's arguments. None where there is none.
         native_kwargs: Registered arguments of ``native``.
         time_limit: The registered time limit.
+        arguments: Names of the arguments of what is built, as far as they are known.
     """
 
     name: str
@@ -111,6 +113,7 @@ class _Source:
     native: Callable[..., Any] | None
     native_kwargs: dict[str, Any] = field(default_factory=dict)
     time_limit: int | None = None
+    arguments: Sequence[str] = ()
 
     def build(self, config: EnvConfig) -> EnvLoop | VectorRows:
         """Build the sub-envs that ``config`` asks for."""
@@ -155,7 +158,11 @@ class _Source:
             with quiet_loading():
                 env = creator(**kwargs)
         except TypeError as error:
-            raise ConfigError(Problem("env.env_kwargs", f"{self.name} cannot be built: {error}")) from error
+            misspelt = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+            nearest = difflib.get_close_matches(misspelt[1], self.arguments, n=1) if misspelt else []
+            suggestion = f"env.env_kwargs.{nearest[0]}" if nearest else ""
+            message = f"{self.name} cannot be built: {error}"
+            raise ConfigError(Problem("env.env_kwargs", message, suggestion=suggestion)) from error
         if not isinstance(env, wanted):
             kind = f"{wanted.__module__.partition('.')[0]}.{wanted.__name__}"
             raise ConfigError(Problem("env.name", f"{self.name} built a {type(env).__name__}, which is no {kind}"))
@@ -204,13 +211,13 @@ def _from_entry_point(name: str, target: Callable[..., Any]) -> _Source:
     else:
         is_vector = "num_envs" in inspect.signature(target).parameters
     if is_vector:
-        return _Source(name, None, target)
+        return _Source(name, None, target, arguments=_argument_names(target))
 
     def single(time_limit: int | None, **kwargs: Any) -> Any:
         env = target(**kwargs)
         return env if time_limit is None else gym.wrappers.TimeLimit(env, time_limit)
 
-    return _Source(name, single, None)
+    return _Source(name, single, None, arguments=_argument_names(target))
 
 
 def _from_registry(name: str, env_id: str) -> _Source:
@@ -225,17 +232,24 @@ def _from_registry(name: str, env_id: str) -> _Source:
                 suggestion=nearest[0] if nearest else "",
             )
         ) from error
-    single, native = None, None
+    single, native, arguments = None, None, list[str]()
     if spec.entry_point is not None:
         # Loaded now, so that what it imports is there before models are loaded quietly.
-        _creator(spec.entry_point)
+        arguments = _argument_names(_creator(spec.entry_point))
 
         def single(time_limit: int | None, **kwargs: Any) -> Any:
             return gym.make(spec, max_episode_steps=time_limit, disable_env_checker=True, **kwargs)
 
     if spec.vector_entry_point is not None and not spec.additional_wrappers:
         native = _creator(spec.vector_entry_point)
-    return _Source(name, single, native, spec.kwargs, spec.max_episode_steps)
+    return _Source(name, single, native, spec.kwargs, spec.max_episode_steps, arguments or _argument_names(native))
+
+
+def _argument_names(creator: Callable[..., Any] | None) -> list[str]:
+    try:
+        return [] if creator is None else list(inspect.signature(creator).parameters)
+    except (TypeError, ValueError):  # it is not written in Python
+        return []
 
 
 def _creator(entry_point: Any) -> Callable[..., Any]:

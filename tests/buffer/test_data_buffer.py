@@ -12,21 +12,35 @@ from rlightning.buffer.data_buffer import DataBuffer
 from rlightning.buffer.shard import BufferShard
 from rlightning.buffer.storage import RolloutBlock
 from rlightning.errors import NotEnoughData, ProtocolError, ShapeError, WorkerError
-from rlightning.runtime import LocalFuture, gather
+from rlightning.runtime import LocalFuture, as_handle, gather
 from rlightning.runtime.spawn import WorkerPool, WorkerSpec
 from rlightning.types import BatchedData
-from tests.buffer.makers import answer, ret
+from tests.buffer.makers import answer, build_anew, ret
 
 
-@pytest.fixture(scope="module", params=["local", "ray"])
-def shard(request):
-    """One shard for all tests of a place, since its process takes seconds to start."""
+@pytest.fixture(scope="module", params=["local", pytest.param("ray", marks=pytest.mark.ray)])
+def start(request):
+    """Starts the one shard or the other for all tests of a place, since a process takes seconds to start."""
     if request.param == "ray":
         request.getfixturevalue("ray_cluster")
     pool = WorkerPool()
-    spec = WorkerSpec(BufferShard, (RolloutBlock, 2, [2, 1]), "buffer[0]", request.param == "ray", num_cpus=0.01)
-    yield pool.start([spec])[0]
+
+    def start(index, num_envs):
+        args = (RolloutBlock, 2, num_envs)
+        return pool.start([WorkerSpec(BufferShard, args, f"buffer[{index}]", request.param == "ray", num_cpus=0.01)])[0]
+
+    yield start
     pool.stop()
+
+
+@pytest.fixture(scope="module")
+def shard(start):
+    return start(0, [2, 1])
+
+
+@pytest.fixture(scope="module")
+def second_shard(start):
+    return start(1, [1])
 
 
 @pytest.fixture
@@ -183,18 +197,31 @@ def test_what_a_learner_gets_is_its_own_to_write_into_and_a_view_where_the_shard
 # Several shards
 
 
-def two_shards(runtime, learners=2):
+@pytest.fixture
+def shards(shard, second_shard):
+    """Makes two shards anew, in the processes that are there, with the sub-envs and the env ids of each."""
+
+    def make(*args):
+        pair = [shard, second_shard]
+        gather([as_handle(one).run(build_anew, RolloutBlock, 2, *its) for one, its in zip(pair, args, strict=True)])
+        return pair
+
+    yield make
+    make(([2, 1],), ([1],))  # as other tests expect to find them
+
+
+def two_shards(shards, learners=2):
     """Env workers 0 and 1 (2 and 1 sub-envs) belong to the first shard, 2 (3 sub-envs) to the second one."""
-    shards = [runtime.make(BufferShard, RolloutBlock, 2, *args) for args in (([2, 1], [0, 1]), ([3], [2]))]
-    return DataBuffer(shards, num_env_workers=3, num_learners=learners, call_timeout_s=60)
+    pair = shards(([2, 1], [0, 1]), ([3], [2]))
+    return DataBuffer(pair, num_env_workers=3, num_learners=learners, call_timeout_s=60)
 
 
 def all_three(items):
     return BatchedData([2, 0, 1], items)
 
 
-def test_each_learner_gets_the_steps_of_its_env_workers(runtime):
-    buffer = two_shards(runtime)
+def test_each_learner_gets_the_steps_of_its_env_workers(shards):
+    buffer = two_shards(shards)
     stored = [
         buffer.add_batched_data_async(
             all_three([ret([7, 8, 9]), ret([1, 2]), ret([3])]),
@@ -217,11 +244,11 @@ def test_each_learner_gets_the_steps_of_its_env_workers(runtime):
     assert buffer.size() == 0
 
 
-def test_routes_say_which_shard_has_which_env_workers_and_which_learners(runtime):
+def test_routes_say_which_shard_has_which_env_workers_and_which_learners(shards):
     # Env workers 0 and 2 and learner 1 belong to the first shard, env worker 1 and learners 0 and 2 to the second one.
-    shards = [runtime.make(BufferShard, RolloutBlock, 2, *args) for args in (([2, 3], [0, 2]), ([2], [1]))]
+    pair = shards(([2, 3], [0, 2]), ([2], [1]))
     routes = BufferRoutes(env_shards=(0, 1, 0), learner_shards=(1, 0, 1))
-    buffer = DataBuffer(shards, num_env_workers=3, num_learners=3, routes=routes, call_timeout_s=60)
+    buffer = DataBuffer(pair, num_env_workers=3, num_learners=3, routes=routes, call_timeout_s=60)
     buffer.add_batched_transition(
         all_three([ret([7, 8, 9]), ret([1, 2]), ret([3, 4])]), all_three([answer([0] * n) for n in (3, 2, 2)])
     )
@@ -230,8 +257,8 @@ def test_routes_say_which_shard_has_which_env_workers_and_which_learners(runtime
     assert pieces == [[3], [1, 2, 7, 8, 9], [4]]
 
 
-def test_a_shard_with_several_learners_gives_each_some_of_its_sub_envs(runtime):
-    buffer = two_shards(runtime, learners=5)
+def test_a_shard_with_several_learners_gives_each_some_of_its_sub_envs(shards):
+    buffer = two_shards(shards, learners=5)
     buffer.add_batched_transition(
         all_three([ret([7, 8, 9]), ret([1, 2]), ret([3])]), all_three([answer([0] * n) for n in (3, 2, 1)])
     )
@@ -248,8 +275,8 @@ def test_more_learners_than_sub_envs_get_pieces_without_any():
     assert [tuple(piece.batch_size) for piece in gather(buffer.sample())] == [(1, 1), (1, 0)]
 
 
-def test_messages_of_a_later_shard_name_the_env_worker_of_the_run(runtime):
-    buffer = two_shards(runtime)
+def test_messages_of_a_later_shard_name_the_env_worker_of_the_run(shards):
+    buffer = two_shards(shards)
     buffer.add_transition(2, ret([1, 2, 3]), answer([0] * 3))
     with pytest.raises(WorkerError, match="step 1 of env worker 2 does not fit"):
         buffer.add_transition(2, ret([1, 2, 3]), answer([0] * 2))

@@ -1,27 +1,11 @@
 """Engines collect with rollouts that overlap as well."""
 
-import asyncio
-
 import pytest
 
-from rlightning.registry import register
-from rlightning.types import PolicyResponse
-from tests.engine.doubles import CoinPolicy, config
+from tests.engine.doubles import config
 from tests.parity.stretch import run
 
 FAR = {"remote_env": True, "remote_eval": True}
-
-
-@register("policy", "slow_coin")
-class SlowCoinPolicy(CoinPolicy):
-    """Awaits before it answers."""
-
-    async def rollout_step(self, env_ret, *, deterministic=False):
-        await asyncio.sleep(0)
-        return super().rollout_step(env_ret, deterministic=deterministic)
-
-    async def ask(self, prompt) -> PolicyResponse:
-        """A coroutine more."""
 
 
 def test_one_env_worker_gets_the_same_answers_as_with_sync_rollouts():

@@ -68,6 +68,14 @@ def test_a_resumed_run_keeps_what_it_saves_although_damaged_later_ones_lie_there
     assert epoch_of(folder.last()) == epoch_of(tmp_path / "last") == 6
 
 
+def test_the_best_is_found_although_it_was_being_replaced(tmp_path):
+    folder = CheckpointFolder(tmp_path, keep=1)
+    folder.save(5, {"engine": {"epoch": 5}}, best=True)
+    # As if the process was killed while it saved epoch 5 once more.
+    (tmp_path / "epoch-00000005").rename(tmp_path / ".epoch-00000005.old")
+    assert epoch_of(folder.best()) == epoch_of(folder.last()) == 5
+
+
 def test_a_folder_recorder_writes_metrics_by_env_steps_and_tells_the_display(tmp_path):
     told = []
     recorder = FolderRecorder(

@@ -38,6 +38,7 @@ def script(folder, text):
     return ["script.py"]
 
 
+@pytest.mark.ray
 def test_a_driver_that_raises_ends_and_leaves_no_process(tmp_path):
     text = ONE_STEP.format(remote=True, then="raise RuntimeError('the driver gave up')")
     with program(script(tmp_path, text), tmp_path) as driver:
@@ -49,7 +50,8 @@ def test_a_driver_that_raises_ends_and_leaves_no_process(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "remote", [pytest.param(False, id="local"), pytest.param(True, id="remote", marks=pytest.mark.exhaustive)]
+    "remote",
+    [pytest.param(False, id="local"), pytest.param(True, id="remote", marks=[pytest.mark.ray, pytest.mark.exhaustive])],
 )
 def test_a_program_that_ends_without_close_ends_quietly(tmp_path, remote):
     with program(script(tmp_path, ONE_STEP.format(remote=remote, then="")), tmp_path) as driver:
@@ -60,7 +62,8 @@ def test_a_program_that_ends_without_close_ends_quietly(tmp_path, remote):
 
 
 @pytest.mark.parametrize(
-    "remote", [pytest.param(False, id="local"), pytest.param(True, id="remote", marks=pytest.mark.exhaustive)]
+    "remote",
+    [pytest.param(False, id="local"), pytest.param(True, id="remote", marks=[pytest.mark.ray, pytest.mark.exhaustive])],
 )
 def test_a_run_that_ends_without_close_ends_quietly(tmp_path, remote):
     text = f"""
@@ -89,7 +92,9 @@ def epochs_of(folder):
     return len(read_metrics(path)) if path.exists() else 0
 
 
-@pytest.mark.parametrize("remote", [False, True], ids=["local", "remote"])
+@pytest.mark.parametrize(
+    "remote", [pytest.param(False, id="local"), pytest.param(True, id="remote", marks=pytest.mark.ray)]
+)
 def test_ctrl_c_ends_after_the_epoch_with_a_checkpoint(tmp_path, remote):
     # A terminal sends the signal to all processes of the session, those of the workers among them.
     arguments = command(f"cluster.remote_env={remote}", "train.save_interval=0", "train.eval_interval=0")

@@ -1,11 +1,8 @@
-"""Workers on three simulated nodes, by each strategy: ``python -m tests.launch.landings``; prints JSON.
+"""Workers on three nodes, by each strategy; ``tests.three_nodes`` runs it.
 
-A process of its own, since the other tests have a Ray of theirs. The workers have the names and the needs of those of a
-run, and do nothing.
+The workers have the names and the needs of those of a run, and do nothing.
 """
 
-import json
-import sys
 import time
 from dataclasses import replace
 
@@ -19,9 +16,7 @@ from rlightning.placement.pools import as_pools
 from rlightning.runtime import as_handle, gather, ray_backend
 from rlightning.runtime.spawn import WorkerPool
 from tests.runtime.workers import Worker
-from tests.simulated_nodes import simulated_nodes
 
-NODES = ({"num_cpus": 4, "num_gpus": 2}, {"num_cpus": 4, "num_gpus": 2}, {"num_cpus": 6, "num_gpus": 0})
 REMOTE = {"remote_env": True, "remote_eval": True, "remote_storage": True, "remote_train": True}
 
 
@@ -41,10 +36,6 @@ def config(address, strategy, env_strategy, **cluster):
     )
 
 
-def gpus(_worker):
-    return [int(gpu) for gpu in ray.get_gpu_ids()]
-
-
 def land(made):
     """Start the workers of a run; give for each where it should be and where Ray says it is, and the ways of data."""
     seats = RunSeats(made)
@@ -56,7 +47,7 @@ def land(made):
         handles = [as_handle(worker, spec.name) for worker, spec in zip(pool.start(specs), specs, strict=True)]
         slots = {slot.worker: slot for slot in seats.plan.slots}
         wanted = {spec.name: [names.index(slots[spec.name].node), list(slots[spec.name].devices)] for spec in specs}
-        used = gather([handle.run(gpus) for handle in handles], 200)
+        used = gather([handle.call(Worker.get_gpus) for handle in handles], 200)
         found = {
             handle.name: [ids.index(handle.info().node), devices] for handle, devices in zip(handles, used, strict=True)
         }
@@ -64,7 +55,7 @@ def land(made):
         place = next(place for place, spec in enumerate(specs) if spec.name == "env[1]")
         handles[place].call(Worker.exit)
         successor = as_handle(pool.replace(handles[place].target, specs[place]), "env[1]")
-        replaced = [ids.index(successor.info().node), successor.run(gpus).result(200)]
+        replaced = [ids.index(successor.info().node), successor.call(Worker.get_gpus).result(200)]
         routes = seats.routes()
         pools = as_pools(seats.plan, running_cluster(ray_backend.list_nodes()))
     finally:
@@ -85,26 +76,22 @@ def all_free(cpus, timeout_s):
     return free
 
 
-def main():
+def play(address):
+    """Let workers land by each strategy on nodes with 4, 4 and 6 CPUs and 2, 2 and 0 GPUs; gives the results by way."""
     results = {}
-    with simulated_nodes(*NODES) as (address, _):
-        for strategy, env_strategy in (
-            ("disaggregate", "default"),
-            ("colocate", "device-colocate"),
-            ("default", "node-affinity"),
-        ):
-            made = config(address, strategy, env_strategy)
-            results[f"{strategy} {env_strategy}"], pools = land(made)
-        # The plan of the last run, as it stands.
-        again = config(address, "default", "node-affinity", mode="manual", resource_pool=pools)
-        results["manual"], _ = land(again)
-        try:
-            land(config(address, "disaggregate", "default", train_worker_num=9))
-        except PlacementError as error:
-            results["refusal"] = str(error)
-        results["free"] = all_free(14, 60.0)
-    json.dump(results, sys.stdout)
-
-
-if __name__ == "__main__":
-    main()
+    for strategy, env_strategy in (
+        ("disaggregate", "default"),
+        ("colocate", "device-colocate"),
+        ("default", "node-affinity"),
+    ):
+        made = config(address, strategy, env_strategy)
+        results[f"{strategy} {env_strategy}"], pools = land(made)
+    # The plan of the last run, as it stands.
+    again = config(address, "default", "node-affinity", mode="manual", resource_pool=pools)
+    results["manual"], _ = land(again)
+    try:
+        land(config(address, "disaggregate", "default", train_worker_num=9))
+    except PlacementError as error:
+        results["refusal"] = str(error)
+    results["free"] = all_free(14, 60.0)
+    return results

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -116,6 +117,14 @@ def test_an_env_that_does_not_exist_is_a_configuration_error() -> None:
     done = invoke("check", "tiny.yaml", "env.name=CartPol-v1")
     assert done.exit_code == 2
     assert "CartPole" in done.stderr
+
+
+@pytest.mark.parametrize("wrong", ["env.name=CartPol-v1", "env.env_kwargs.render_mod=rgb_array"])
+def test_a_run_whose_env_cannot_be_built_leaves_no_folder(folder: Path, wrong: str) -> None:
+    done = invoke("train", "tiny.yaml", wrong)
+    assert done.exit_code == 2
+    assert re.search(r"did you mean (CartPole-v1|env\.env_kwargs\.render_mode)\?", done.stderr)
+    assert list((folder / "runs").glob("*")) == []
 
 
 def test_a_run_that_does_not_exist_ends_with_1_and_one_line() -> None:

@@ -100,6 +100,23 @@ def test_free_form_sections_stay_free() -> None:
     assert config.env[0].env_kwargs == {"anything": {"a": [1, 2]}, "other": "x"}
 
 
+def test_what_the_simulator_knows_of_its_part_is_reported_beside_all_else(folder: Path) -> None:
+    found = problems_of("ppo_halfcheetah", "env.env_kwargs.ctrl_cost_wieght=0.2", "env.env_kwargs.frame_skip=0", "a=1")
+    assert {path: problem.suggestion for path, problem in found.items()} == {
+        "env.env_kwargs.ctrl_cost_wieght": "env.env_kwargs.ctrl_cost_weight",
+        "env.env_kwargs.frame_skip": "",
+        "a": "",
+    }
+    name = write(
+        folder / "mine.yaml",
+        ["env:", "  - {name: Ant-v5, backend: mujoco}", "  - name: Ant-v6", "    backend: mujoco"],
+    )
+    found = problems_of(name)
+    assert (found["env.1.name"].where, found["env.1.name"].suggestion) == ("mine.yaml:3", "Ant-v5")
+    found = problems_of(name, "env.1.name=Ant-v5", "env.1.env_kwargs.healthy_reword=2")
+    assert found["env.1.env_kwargs.healthy_reword"].suggestion == "env.1.env_kwargs.healthy_reward"
+
+
 def test_unknown_names_are_reported_beside_all_else() -> None:
     found = problems_of(
         "ppo_cartpole", "policy.type=pppo", "env.backend=gymnasum", "buffer.type=rolout", "engine=synchrl", "seed=x"

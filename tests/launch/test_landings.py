@@ -2,14 +2,12 @@
 
 import pytest
 
-from tests.simulated_nodes import results_of
-
 WAYS = ("disaggregate default", "colocate device-colocate", "default node-affinity", "manual")
 
 
-@pytest.fixture(scope="module")
-def results():
-    return results_of("tests.launch.landings")
+@pytest.fixture
+def results(three_nodes):
+    return three_nodes["landings"]
 
 
 @pytest.mark.ray

@@ -57,12 +57,9 @@ def test_with_all_workers_remote_nothing_differs(here, ray_cluster):
 
 
 @pytest.mark.ray
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "places",
-    [pytest.param({"remote_train": True, "remote_env": True}, marks=pytest.mark.exhaustive), {"remote_storage": True}],
-)
+@pytest.mark.parametrize("places", [{"remote_train": True, "remote_env": True}, {"remote_storage": True}])
 def test_with_some_workers_remote_nothing_differs(here, ray_cluster, places):
     mixed = run(cart_pole(**places), EPOCHS)
     assert mixed["rows"] == here["rows"]

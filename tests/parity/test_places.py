@@ -79,8 +79,9 @@ def test_all_policies_have_the_learners_weights_and_statistics_bit_for_bit(here)
 
 @pytest.mark.ray
 @pytest.mark.timeout(600)
-def test_with_all_workers_remote_nothing_differs(here, ray_cluster):
-    remote = run(cart_pole(**REMOTE), EPOCHS)
+@pytest.mark.parametrize("strategy", ["Shared", pytest.param("None", marks=pytest.mark.exhaustive)])
+def test_with_all_workers_remote_nothing_differs(here, ray_cluster, strategy):
+    remote = run(cart_pole(strategy=strategy, **REMOTE), EPOCHS)
     assert remote["rows"] == here["rows"]
     assert anywhere(remote) == anywhere(here)
 
@@ -103,16 +104,9 @@ def test_the_way_that_weights_take_changes_nothing(here, strategy):
 
 
 @pytest.mark.ray
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "strategy",
-    [
-        pytest.param("Double", marks=pytest.mark.exhaustive),
-        "Shared",
-        pytest.param("Sharded", marks=pytest.mark.exhaustive),
-    ],
-)
+@pytest.mark.parametrize("strategy", ["Double", "Shared", "Sharded"])
 def test_the_way_that_weights_take_between_processes_changes_nothing(here, ray_cluster, strategy):
     remote = run(cart_pole(strategy=strategy, **BOTH), EPOCHS)
     assert remote["rows"] == here["rows"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from tests.doubles import LinearPolicy
 
 
 class Held(LinearPolicy):
-    """Answers when it is let; a row that observes 13 is an error."""
+    """Answers when it is let, and says who answered and who finished; a row that observes 13 is an error."""
 
     def construct_network(self, env_meta, *args, **kwargs):
         super().construct_network(env_meta)
@@ -31,9 +32,16 @@ class Held(LinearPolicy):
             action = self.net(env_ret.observation)
             if not deterministic:
                 action = action + torch.randn(action.shape, generator=self.generator)
-            return PolicyResponse(action)
+            return PolicyResponse(action, extras={"by": self.name(len(action))})
         finally:
             self.inside -= 1
+
+    def postprocess(self, env_ret=None, policy_resp=None):
+        policy_resp.extras["finished_by"] = self.name(len(policy_resp.action))
+        return policy_resp
+
+    def name(self, rows):
+        return np.repeat(np.array([[os.getpid(), id(self)]]), rows, axis=0)
 
     async def think(self):
         """A further coroutine of the author."""
@@ -49,18 +57,6 @@ class Held(LinearPolicy):
 
     def is_updating(self):
         return bool(self._gate._updating)
-
-
-class Together(LinearPolicy):
-    """Answers the first two requests together only: one after the other they would never end."""
-
-    def construct_network(self, env_meta, *args, **kwargs):
-        super().construct_network(env_meta)
-        self.met, self.threads = asyncio.Barrier(2), set()
-
-    async def rollout_step(self, env_ret, *, deterministic=False):
-        await self.met.wait()
-        return PolicyResponse(self.net(env_ret.observation))
 
 
 class Alone(LinearPolicy):
@@ -90,15 +86,3 @@ class Remembering(LinearPolicy):
 
     def get_asked(self):
         return self.asked
-
-
-class Finishing(LinearPolicy):
-    """Says who answered and who finished."""
-
-    async def rollout_step(self, env_ret, *, deterministic=False):
-        self.name = id(self) % 1_000_003
-        return PolicyResponse(self.net(env_ret.observation), extras={"by": np.array([self.name], np.int64)})
-
-    def postprocess(self, env_ret=None, policy_resp=None):
-        policy_resp.extras["finished_by"] = np.array([self.name], np.int64)
-        return policy_resp

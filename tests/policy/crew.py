@@ -7,7 +7,9 @@ import pytest
 from rlightning.config import PolicyConfig
 from rlightning.policy.base_policy import PolicyRole
 from rlightning.policy.policy_group import PolicyGroup
+from rlightning.runtime import as_handle
 from rlightning.runtime.spawn import WorkerPool, WorkerSpec
+from tests.policy.policies import build_anew
 
 LOCAL, RAY, MIXED = "local", "ray", "mixed"
 PLACES = {LOCAL: (False, False), RAY: (True, True), MIXED: (False, True)}
@@ -22,18 +24,30 @@ HERE_AND_THERE = [*EVERYWHERE[:2], pytest.param(MIXED, marks=[pytest.mark.ray, p
 
 
 class Held:
-    """Remote policies that are kept for further tests, since processes start slowly."""
+    """Remote policies that are kept for further tests, since processes start slowly.
+
+    One that was built with another configuration is built anew, in the process that is there.
+    """
 
     def __init__(self):
-        self._pool, self._policies = WorkerPool(), {}
+        self._pool, self._policies, self._configs = WorkerPool(), {}, {}
 
     def take(self, specs):
         """Give the policies of some specs; those that no test has asked for before are started together."""
-        keys = [(spec.cls, spec.args[0].model_dump_json(), spec.name) for spec in specs]
+        keys = [(spec.cls, spec.name) for spec in specs]
         missing = [(key, spec) for key, spec in zip(keys, specs, strict=True) if key not in self._policies]
         started = self._pool.start([spec for _, spec in missing])
         self._policies.update((key, policy) for (key, _), policy in zip(missing, started, strict=True))
+        self._configs.update((key, spec.args[0]) for key, spec in missing)
+        for key, spec in zip(keys, specs, strict=True):
+            if self._configs[key] != spec.args[0]:
+                as_handle(self._policies[key]).run(build_anew, *spec.args).result(60)
+                self._configs[key] = spec.args[0]
         return [self._policies[key] for key in keys]
+
+    def forget(self, policy):
+        """Start another one where a test has ended one."""
+        self._policies = {key: other for key, other in self._policies.items() if other is not policy}
 
     def stop(self):
         self._pool.stop()

@@ -28,6 +28,12 @@ def batch(sizes, env_ids=None):
     return BatchedData(list(ids), [request(*pair) for pair in zip(sizes, starts, strict=True)])
 
 
+def build_anew(policy, *args):
+    """Have a policy begin again, as its constructor leaves it."""
+    policy.close_comm_groups()
+    policy.__init__(*args)
+
+
 class Bare(BasePolicy):
     """As little as an author may write."""
 
@@ -121,37 +127,6 @@ class Breakable(LinearPolicy):
         return self.training, self.net.training
 
 
-class RolloutOnly:
-    """A test double of a user: no base class, only the hooks that its test calls."""
-
-    def __init__(self):
-        self.calls = []
-
-    def init_train(self, train_config, env_meta=None):
-        self.calls.append("init_train")
-
-    def init_eval(self, eval_config=None, env_meta=None):
-        self.calls.append("init_eval")
-
-    def _rollout(self, env_ret):
-        self.calls.append("_rollout")
-        return PolicyResponse(env_ret.observation)
-
-    def _postprocess(self, env_ret=None, policy_resp=None):
-        self.calls.append("_postprocess")
-        return policy_resp
-
-    def update_dataset(self, data):
-        self.calls.append(f"update_dataset {data}")
-
-    def train(self, *args, **kwargs):
-        self.calls.append("train")
-        return {"loss": 1.0}
-
-    def get_calls(self):
-        return self.calls
-
-
 class BreakingTensors(nn.Module):
     """One of its tensors can be told to have no values when it is read next."""
 
@@ -199,7 +174,15 @@ class Numbered(Bare):
         self.tensors.t7.data[0, 0].view(torch.int32).bitwise_xor_(1)
 
 
-class OwnLoading(Numbered):
+class NumberedOfEveryKind(Numbered, EveryKind):
+    """Has those numbers and tensors of every kind, so that the tests of both can share its processes."""
+
+    def construct_network(self, env_meta, *args, **kwargs):
+        EveryKind.construct_network(self, env_meta)
+        Numbered.construct_network(self, env_meta)
+
+
+class OwnLoading(NumberedOfEveryKind):
     """Loads weights in its own way."""
 
     def __init__(self, *args):
@@ -227,14 +210,20 @@ class OwnLoading(Numbered):
 
 
 class Peer(LinearPolicy):
-    """Tells of its groups, and learns the mean of the numbers that it is given: its gradient is w minus their mean."""
+    """Tells of its groups, and learns the mean of the numbers that it is given: its gradient is w minus their mean.
+
+    Its optimizer has a memory: a momentum of 0.5.
+    """
 
     def construct_network(self, env_meta, *args, **kwargs):
         self.net = nn.Linear(1, 1, bias=False)
         self.register_buffer("seen", torch.randn(2))
 
     def setup_optimizer(self, optim_cfg):
-        self.optimizer = torch.optim.SGD(self.net.parameters(), 1.0)
+        self.optimizer = torch.optim.SGD(self.net.parameters(), self.train_config.lr, momentum=0.5)
+
+    def rollout_step(self, env_ret, **kwargs):
+        return PolicyResponse(self.net.weight.expand(len(env_ret.reward), 1))
 
     def train(self, *args, fail_on=None, die_on=None, **kwargs):
         if die_on is not None and self.peers.rank == die_on:
@@ -273,16 +262,6 @@ class Peer(LinearPolicy):
         with torch.no_grad():
             all_tensors(self)[name].view(torch.int32).view(-1)[0] ^= 1
 
-
-class Momentum(Peer):
-    """Has an optimizer with a memory."""
-
-    def setup_optimizer(self, optim_cfg):
-        self.optimizer = torch.optim.SGD(self.net.parameters(), 0.5, momentum=0.5)
-
-    def rollout_step(self, env_ret, **kwargs):
-        return PolicyResponse(self.net.weight.expand(len(env_ret.reward), 1))
-
     def get_weight(self):
         return self.net.weight.item()
 
@@ -300,6 +279,9 @@ class Wider(Peer):
 
 class Wrapping(Peer):
     """Wraps its module itself."""
+
+    def setup_optimizer(self, optim_cfg):
+        self.optimizer = torch.optim.SGD(self.net.parameters(), self.train_config.lr)
 
     def wrap_with_ddp(self):
         self.net = torch.nn.parallel.DistributedDataParallel(self.net)

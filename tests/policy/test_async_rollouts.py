@@ -18,8 +18,9 @@ from rlightning.runtime import WorkerHandle, as_handle, gather
 from rlightning.runtime.spawn import WorkerPool, WorkerSpec
 from rlightning.types import BatchedData, PolicyResponse
 from tests.doubles import LinearPolicy
-from tests.policy.coroutine_policies import Alone, Finishing, Held, Remembering, Together
-from tests.policy.policies import RolloutOnly, batch, request
+from tests.policy.coroutine_policies import Alone, Held, Remembering
+from tests.policy.hooks import RolloutOnly
+from tests.policy.policies import batch, request
 
 CONFIG = PolicyConfig(rollout_mode="async")
 TRAIN = TrainConfig(max_epochs=10, lr=0.1)
@@ -104,9 +105,16 @@ def held(workers):
 
 
 def test_requests_overlap_on_one_policy(workers):
-    group = workers.group(Together, 1)
-    answers = gather(group.rollout_batch(batch([1, 2])).items, LONG)
-    assert [len(answer.action) for answer in answers] == [1, 2]
+    group = workers.group(Held, 1)
+    (policy,) = (as_handle(policy) for policy in group.eval_list)
+    futures = group.rollout_batch(batch([1, 2])).items
+    # Both are in it at the same time: it answers none of them before.
+    while len(policy.call(Held.get_began).result(LONG)) < 2:
+        time.sleep(0.001)
+    assert not any(future.done() for future in futures)
+    policy.call(Held.let).result(LONG)
+    assert [len(answer.action) for answer in gather(futures, LONG)] == [1, 2]
+    assert policy.call(Held.get_most).result(LONG) == 2
 
 
 def test_an_update_waits_for_requests_in_flight_and_stops_new_ones_first(held):
@@ -286,7 +294,8 @@ def test_a_request_waits_for_weights_that_were_only_announced(workers, strategy)
 
 
 def test_postprocess_goes_to_who_answered_also_when_loads_have_changed(workers):
-    group = workers.group(Finishing, 2)
+    group = workers.group(Held, 2)
+    gather([as_handle(policy).call(Held.let) for policy in group.eval_list], LONG)
     requests = batch([1, 1, 1])
     responses = group.rollout_batch(requests)
     names = [answer.extras["by"].tolist() for answer in gather(responses.items, LONG)]

@@ -9,12 +9,18 @@ from rlightning.errors import CallTimeout, ConfigError, ProtocolError, WeightSyn
 from rlightning.policy.base_policy import BasePolicy, PolicyRole, infer_train_dp_world_size
 from rlightning.policy.policy_group import PolicyGroup
 from rlightning.runtime import as_handle
-from tests.policy.crew import EVERYWHERE, Crew, crews
+from tests.policy.crew import EVERYWHERE, RAY, Crew, crews
 from tests.policy.policies import Peer, Wider, Wrapping
 
 CONFIG = PolicyConfig()
-TRAIN = TrainConfig(max_epochs=10)
+TRAIN = TrainConfig(max_epochs=10, lr=1.0)
 crew = pytest.fixture(scope="module", params=EVERYWHERE)(crews)
+
+
+@pytest.fixture
+def elsewhere(held_policies):
+    """Policies that are all remote."""
+    return Crew(RAY, held_policies)
 
 
 def ask_all(policies, method, *args):
@@ -218,76 +224,64 @@ def test_a_learner_that_does_not_come_is_a_timeout_that_names_it():
 
 
 @pytest.mark.ray
-def test_a_learner_that_dies_is_named_and_nobody_waits_for_it(ray_cluster):
-    crew = Crew("ray")
-    try:
-        group = crew.group(Peer, actors=0)
-        group.init_comm_group()
-        group.init_train(TRAIN)
-        with pytest.raises(WorkerDied) as caught:
-            train(group, [1.0], [2.0], die_on=1)
-        assert caught.value.worker == "train[1]"
-        group.pop(PolicyRole.TRAIN)
-        group.init_comm_group()
-        # The one that is left learns on alone: its gradient is w - 4.
-        assert train(group, [4.0])["weight"] == pytest.approx(4.0)
-    finally:
-        crew.stop()
+def test_a_learner_that_dies_is_named_and_nobody_waits_for_it(elsewhere, held_policies):
+    group = elsewhere.group(Peer, actors=0)
+    held_policies.forget(group.train_list[1])
+    group.init_comm_group()
+    group.init_train(TRAIN)
+    with pytest.raises(WorkerDied) as caught:
+        train(group, [1.0], [2.0], die_on=1)
+    assert caught.value.worker == "train[1]"
+    group.pop(PolicyRole.TRAIN)
+    group.init_comm_group()
+    # The one that is left learns on alone: its gradient is w - 4.
+    assert train(group, [4.0])["weight"] == pytest.approx(4.0)
 
 
 @pytest.mark.ray
-def test_an_authors_own_wrapper_takes_precedence(ray_cluster):
-    crew = Crew("ray")
-    try:
-        group = crew.group(Wrapping, actors=0)
-        group.init_comm_group()
-        group.init_train(TRAIN)
-        # (2 + 8) / 2, as without the wrapper; the eval side knows the weight by its plain name.
-        assert train(group, [1.0, 3.0], [8.0])["weight"] == pytest.approx(5.0)
-        assert list(ask_all(group.train_list, BasePolicy.get_param_fingerprint)[1]) == ["net.weight", "self.seen"]
-    finally:
-        crew.stop()
+def test_an_authors_own_wrapper_takes_precedence(elsewhere):
+    group = elsewhere.group(Wrapping, actors=0)
+    group.init_comm_group()
+    group.init_train(TRAIN)
+    # (2 + 8) / 2, as without the wrapper; the eval side knows the weight by its plain name.
+    assert train(group, [1.0, 3.0], [8.0])["weight"] == pytest.approx(5.0)
+    assert list(ask_all(group.train_list, BasePolicy.get_param_fingerprint)[1]) == ["net.weight", "self.seen"]
 
 
 @pytest.mark.ray
-def test_an_authors_own_wrapper_is_put_on_once_for_the_learners_that_there_are(ray_cluster):
-    crew = Crew("ray")
-    try:
-        group = crew.group(Wrapping, actors=1)
-        group.init_comm_group()
-        group.init(TRAIN)
-        assert train(group, [1.0, 3.0], [8.0])["weight"] == pytest.approx(5.0)
-        group.sync_weights()
-        group.convert_eval_to_train(1)
-        assert ask_all(group.train_list, Wrapping.count_wrappers) == [1, 1, 1]
-        # A step of 1 arrives at the mean of the means: (2 + 2 + 5) / 3.
-        assert train(group, [2.0], [2.0], [5.0])["weight"] == pytest.approx(3.0)
-        group.convert_train_to_eval(2)
-        # Who learns alone needs no wrapper, and who acts has none.
-        assert ask_all([*group.train_list, *group.eval_list], Wrapping.count_wrappers) == [0, 0, 0]
-        assert train(group, [4.0])["weight"] == pytest.approx(4.0)
-    finally:
-        crew.stop()
+def test_an_authors_own_wrapper_is_put_on_once_for_the_learners_that_there_are(elsewhere):
+    group = elsewhere.group(Wrapping, actors=1)
+    group.init_comm_group()
+    group.init(TRAIN)
+    second = as_handle(group.train_list[1])
+    assert train(group, [1.0, 3.0], [8.0])["weight"] == pytest.approx(5.0)
+    group.sync_weights()
+    group.convert_eval_to_train(1)
+    assert ask_all(group.train_list, Wrapping.count_wrappers) == [1, 1, 1]
+    # A step of 1 arrives at the mean of the means: (2 + 2 + 5) / 3.
+    assert train(group, [2.0], [2.0], [5.0])["weight"] == pytest.approx(3.0)
+    group.convert_train_to_eval(2)
+    # Who learns alone needs no wrapper, and who acts has none.
+    assert ask_all([*group.train_list, *group.eval_list], Wrapping.count_wrappers) == [0, 0, 0]
+    assert train(group, [4.0])["weight"] == pytest.approx(4.0)
+    # As other tests expect to find it.
+    second.call(BasePolicy.change_role, PolicyRole.TRAIN).result(60)
 
 
 @pytest.mark.ray
-def test_what_an_author_wrapped_for_other_groups_does_not_train_before_it_is_built_anew(ray_cluster):
-    crew = Crew("ray")
-    try:
-        group = crew.group(Wrapping, actors=0)
-        group.init_comm_group()
-        group.init_train(TRAIN)
-        train(group, [1.0, 3.0], [8.0])
-        group.init_comm_group()
-        with pytest.raises(WorkerError, match=r"wraps networks for one group: call PolicyGroup\.get_training_state"):
-            train(group, [1.0], [3.0])
-        state = group.get_training_state()
-        group.init_train(TRAIN)
-        group.load_training_state(state)
-        assert ask_all(group.train_list, Wrapping.count_wrappers) == [1, 1]
-        assert train(group, [1.0], [3.0])["weight"] == pytest.approx(2.0)
-    finally:
-        crew.stop()
+def test_what_an_author_wrapped_for_other_groups_does_not_train_before_it_is_built_anew(elsewhere):
+    group = elsewhere.group(Wrapping, actors=0)
+    group.init_comm_group()
+    group.init_train(TRAIN)
+    train(group, [1.0, 3.0], [8.0])
+    group.init_comm_group()
+    with pytest.raises(WorkerError, match=r"wraps networks for one group: call PolicyGroup\.get_training_state"):
+        train(group, [1.0], [3.0])
+    state = group.get_training_state()
+    group.init_train(TRAIN)
+    group.load_training_state(state)
+    assert ask_all(group.train_list, Wrapping.count_wrappers) == [1, 1]
+    assert train(group, [1.0], [3.0])["weight"] == pytest.approx(2.0)
 
 
 def test_what_an_author_would_have_wrapped_for_groups_that_came_later_does_not_train():

@@ -13,9 +13,9 @@ from rlightning.device import available_gpus
 from rlightning.errors import ProtocolError, WorkerError
 from rlightning.policy.base_policy import PolicyRole
 from rlightning.policy.memory import Part, gradients, memory_of, optimizer_tensors
-from rlightning.policy.policy_group import PolicyGroup
 from rlightning.runtime import as_handle, gather
 from tests.doubles import LinearPolicy
+from tests.policy.crew import EVERYWHERE, crews
 from tests.policy.policies import Bare, batch, request
 from tests.policy.travel import Journey, Traveller
 
@@ -295,13 +295,14 @@ def test_the_model_leaves_between_two_requests():
 # Groups
 
 
+crew = pytest.fixture(scope="module", params=EVERYWHERE[:2])(crews)
+
+
 @pytest.fixture
-def group(runtime):
-    """A learner and two eval policies whose memories really move."""
-    config = PolicyConfig()
-    train_list = [runtime.make(Traveller, config, PolicyRole.TRAIN)]
-    eval_list = [runtime.make(Traveller, config, PolicyRole.EVAL) for _ in range(2)]
-    group = PolicyGroup(train_list, eval_list, config, seed=7)
+def group(crew):
+    """A learner and two eval policies whose memories really move, and have not moved yet."""
+    group = crew.group(Traveller, 1, 2)
+    ask([*group.train_list, *group.eval_list], Traveller.depart)
     group.init(TRAIN)
     yield group
     group.shutdown()

@@ -17,7 +17,8 @@ from rlightning.runtime import as_handle, gather
 from rlightning.runtime.future import LocalFuture
 from rlightning.runtime.spawn import WorkerPool, WorkerSpec
 from rlightning.types import BatchedData
-from tests.policy.policies import Breakable, RolloutOnly, Scribbling, batch, request
+from tests.policy.hooks import RolloutOnly
+from tests.policy.policies import Breakable, Scribbling, batch, request
 
 CONFIG = PolicyConfig()
 TRAIN = TrainConfig(max_epochs=10, lr=0.1)

@@ -9,7 +9,7 @@ from rlightning.policy.base_policy import BasePolicy, PolicyRole
 from rlightning.policy.policy_group import PolicyGroup
 from rlightning.runtime import as_handle, gather
 from tests.policy.crew import HERE_AND_THERE, crews
-from tests.policy.policies import Momentum, batch
+from tests.policy.policies import Peer, batch
 
 crew = pytest.fixture(scope="module", params=HERE_AND_THERE)(crews)
 
@@ -31,12 +31,12 @@ def answers(group, count=4):
 
 def test_an_actor_becomes_a_learner_and_an_actor_again(crew):
     # The gradient is w minus the mean of the numbers; SGD with rate 0.5 and momentum 0.5.
-    group = crew.group(Momentum)
+    group = crew.group(Peer)
     group.init_comm_group()
-    group.init(TrainConfig(max_epochs=10))
+    group.init(TrainConfig(max_epochs=10, lr=0.5))
     first, second = (as_handle(policy) for policy in group.train_list)
-    first.call(Momentum.set_weight, 0.0).result(60)
-    second.call(Momentum.set_weight, 0.0).result(60)
+    first.call(Peer.set_weight, 0.0).result(60)
+    second.call(Peer.set_weight, 0.0).result(60)
     # v = -2, w = 1; then v = -1 + (1 - 3) = -3, w = 2.5.
     assert train(group, [2.0], [2.0]) == pytest.approx(1.0)
     assert train(group, [1.0], [5.0]) == pytest.approx(2.5)
@@ -46,7 +46,7 @@ def test_an_actor_becomes_a_learner_and_an_actor_again(crew):
     assert {answer.version for answer in answers(group)} == {2}
     # v = -1.5 + (2.5 - 3) = -2, w = 3.5: three learners, one mean, and the momentum of before on all of them.
     assert train(group, [1.0], [2.0], [6.0]) == pytest.approx(3.5)
-    weights = [as_handle(policy).call(Momentum.get_weight).result(60) for policy in group.train_list]
+    weights = [as_handle(policy).call(Peer.get_weight).result(60) for policy in group.train_list]
     assert weights == pytest.approx([3.5] * 3)
     assert push(group) == 3
     group.convert_train_to_eval(2)
@@ -63,7 +63,7 @@ def test_an_actor_becomes_a_learner_and_an_actor_again(crew):
 
 def test_roles_that_cannot_change_are_refused():
     config = PolicyConfig()
-    group = PolicyGroup([Momentum(config, PolicyRole.TRAIN)], [Momentum(config, PolicyRole.EVAL)], config)
+    group = PolicyGroup([Peer(config, PolicyRole.TRAIN)], [Peer(config, PolicyRole.EVAL)], config)
     with pytest.raises(ProtocolError, match="call init before"):
         group.convert_eval_to_train(1)
     group.init(TrainConfig())
@@ -76,7 +76,7 @@ def test_roles_that_cannot_change_are_refused():
 
 
 def test_a_policy_with_another_role_must_be_initialised_for_it():
-    policy = Momentum(PolicyConfig(), PolicyRole.TRAIN)
+    policy = Peer(PolicyConfig(), PolicyRole.TRAIN)
     policy.init_train(TrainConfig())
     policy.change_role(PolicyRole.EVAL)
     assert not policy.is_initialized()

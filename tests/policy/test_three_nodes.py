@@ -2,21 +2,15 @@
 
 import pytest
 
-from tests.policy.three_nodes import WAYS
-from tests.simulated_nodes import results_of
-
-
-@pytest.fixture(scope="module")
-def results():
-    return results_of("tests.policy.three_nodes")
+from tests.policy.pushes_between_nodes import WAYS
 
 
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("strategy", "transport"), WAYS)
-def test_train_only_eval_only_and_mixed_nodes_act_with_the_learners_weights(results, strategy, transport):
-    result = results[f"{strategy} {transport}"]
+def test_train_only_eval_only_and_mixed_nodes_act_with_the_learners_weights(three_nodes, strategy, transport):
+    result = three_nodes["pushes"][f"{strategy} {transport}"]
     assert result["nodes"] == [[0, 2], [1, 0], [1, 2]]
     # Three pushes to four eval policies, each of which answered with all 200 numbers of its version.
     assert result["seen"] == [[[[version], version]] * 4 for version in range(3)]

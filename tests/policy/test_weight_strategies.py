@@ -9,7 +9,7 @@ from rlightning.policy.policy_group import PolicyGroup
 from rlightning.runtime import as_handle, gather
 from rlightning.runtime.spawn import WorkerPool, WorkerSpec
 from rlightning.weights.slots import _MAPPED
-from tests.policy.policies import EveryKind, Numbered, OwnLoading, batch
+from tests.policy.policies import NumberedOfEveryKind, OwnLoading, batch
 from tests.policy.pushes import STRATEGIES, TRAIN, config_for, push
 
 REMOTE = {"local": [False] * 4, "ray": [True] * 4, "mixed": [False, True, False, True]}
@@ -18,21 +18,23 @@ REMOTE = {"local": [False] * 4, "ray": [True] * 4, "mixed": [False, True, False,
 
 @pytest.fixture(scope="module")
 def policies():
-    """A learner and three eval policies of each class in each place; shared, since processes start slowly."""
+    """A learner, and three eval policies of a class, in each place; shared, since processes start slowly."""
     pool, made = WorkerPool(), {}
 
     def get(place, cls):
-        if (place, cls) not in made:
-            roles = [PolicyRole.TRAIN, *[PolicyRole.EVAL] * 3]
-            specs = [
-                WorkerSpec(cls, (PolicyConfig(), role), f"{role.value}{i}", REMOTE[place][i], 0.01, 0.0, {"weights": 1})
-                for i, role in enumerate(roles)
-            ]
-            made[place, cls] = pool.start(specs)
-        return made[place, cls]
+        classes = [NumberedOfEveryKind, cls, cls, cls]
+        wanted = [*zip(classes, range(4), REMOTE[place], strict=True)]
+        missing = [each for each in wanted if each not in made]
+        made.update(zip(missing, pool.start([spec(*each) for each in missing]), strict=True))
+        return [made[each] for each in wanted]
 
     yield get
     pool.stop()
+
+
+def spec(cls, index, remote):
+    role = PolicyRole.EVAL if index else PolicyRole.TRAIN
+    return WorkerSpec(cls, (PolicyConfig(), role), f"{role.value}{index}", remote, 0.01, 0.0, {"weights": 1})
 
 
 def maker(request, policies):
@@ -68,7 +70,7 @@ def ask(worker, method, *args):
 
 
 def train(group):
-    ask(group.train_list[0], Numbered._train)
+    ask(group.train_list[0], NumberedOfEveryKind._train)
 
 
 def seen(group):
@@ -80,7 +82,7 @@ def seen(group):
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_tensors_of_every_kind_arrive_bit_for_bit(places, strategy):
-    group = places(EveryKind, strategy)
+    group = places(NumberedOfEveryKind, strategy)
     assert group.compare_weights() != []  # before the first push they differ
     push(group)
     assert group.compare_weights() == []
@@ -90,7 +92,7 @@ def test_tensors_of_every_kind_arrive_bit_for_bit(places, strategy):
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_nobody_acts_before_the_first_weights_and_all_act_with_each_new_version(places, strategy):
-    group = places(Numbered, strategy)
+    group = places(NumberedOfEveryKind, strategy)
     with pytest.raises(WorkerError, match="no weights have come yet"):
         seen(group)
     for version in range(4):
@@ -104,7 +106,7 @@ def test_nobody_acts_before_the_first_weights_and_all_act_with_each_new_version(
 
 @pytest.mark.parametrize("strategy", ["Double", "Shared", "Sharded"])
 def test_what_was_sent_is_in_force_only_after_it_was_announced(places, strategy):
-    group = places(Numbered, strategy)
+    group = places(NumberedOfEveryKind, strategy)
     push(group)
     train(group)
     assert group.send_weights() == 1
@@ -117,7 +119,7 @@ def test_what_was_sent_is_in_force_only_after_it_was_announced(places, strategy)
 
 @pytest.mark.parametrize("strategy", ["Double", "Shared", "Sharded"])
 def test_weights_that_were_sent_and_never_announced_do_not_come_into_force_by_the_next_sending(places, strategy):
-    group = places(Numbered, strategy)
+    group = places(NumberedOfEveryKind, strategy)
     push(group)
     for version in (1, 2, 3):
         train(group)
@@ -150,7 +152,7 @@ def test_a_push_that_fails_at_one_receiver_changes_nothing_at_the_others_and_nei
 @pytest.mark.parametrize("strategy", ["Double", "Shared", "Sharded"])
 def test_a_newcomer_that_is_not_ready_fails_the_push_and_the_next_one_makes_the_buffers(strategy):
     config = config_for(strategy)
-    learner, first, late = (Numbered(config, PolicyRole.EVAL if i else PolicyRole.TRAIN) for i in range(3))
+    learner, first, late = (NumberedOfEveryKind(config, PolicyRole.EVAL if i else PolicyRole.TRAIN) for i in range(3))
     group = PolicyGroup([learner], [first], config)
     group.init(TRAIN)
     group.init_weight_buffer()
@@ -166,17 +168,17 @@ def test_a_newcomer_that_is_not_ready_fails_the_push_and_the_next_one_makes_the_
 
 def test_a_buffer_of_other_processes_is_not_mapped_by_the_one_that_controls_them(places, request):
     before = set(_MAPPED)
-    group = places(Numbered, "Shared")
+    group = places(NumberedOfEveryKind, "Shared")
     push(group)
     assert len(set(_MAPPED) - before) == ("local" in request.node.name)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_push_that_fails_is_raised_not_announced_and_leaves_the_old_weights_in_force(places, strategy):
-    group = places(Numbered, strategy)
+    group = places(NumberedOfEveryKind, strategy)
     push(group)
     train(group)
-    ask(group.train_list[0], Numbered.fail_next_export)
+    ask(group.train_list[0], NumberedOfEveryKind.fail_next_export)
     with pytest.raises(WorkerError, match="Cannot copy out of meta tensor"):
         group.sync_weights()
     group.wait_for_eval_weight_update()
@@ -207,7 +209,7 @@ def test_an_update_that_fails_is_raised_by_the_next_wait_and_the_next_request_an
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_some_policies_here_and_others_elsewhere_are_one_group(mixed, strategy):
-    group = mixed(Numbered, strategy)
+    group = mixed(NumberedOfEveryKind, strategy)
     assert len(group.placement_info) == 2
     for version in range(3):
         assert push(group) == version
@@ -217,12 +219,12 @@ def test_some_policies_here_and_others_elsewhere_are_one_group(mixed, strategy):
 
 @pytest.mark.parametrize("strategy", ["None", "Double", "Shared"])
 def test_a_broadcast_brings_the_same(mixed, strategy):
-    group = mixed(Numbered, strategy, transport="collective")
+    group = mixed(NumberedOfEveryKind, strategy, transport="collective")
     for version in range(3):
         assert push(group) == version
         assert seen(group) == [([version], version)] * 3
         train(group)
-    ask(group.train_list[0], Numbered.fail_next_export)
+    ask(group.train_list[0], NumberedOfEveryKind.fail_next_export)
     with pytest.raises(WorkerError, match="Cannot copy out of meta tensor"):
         group.sync_weights()
     assert seen(group) == [([2], 2)] * 3
@@ -231,7 +233,7 @@ def test_a_broadcast_brings_the_same(mixed, strategy):
 
 
 def test_several_local_policies_broadcast_in_one_process(policies):
-    learner, *others = policies("local", Numbered)
+    learner, *others = policies("local", NumberedOfEveryKind)
     group = PolicyGroup([learner], others, config_for("Double", "collective"), call_timeout_s=60)
     group.init(TRAIN)
     group.init_weight_buffer()
@@ -246,9 +248,9 @@ def test_several_local_policies_broadcast_in_one_process(policies):
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_one_bit_of_one_parameter_of_one_policy_is_found_and_named(places, strategy):
-    group = places(Numbered, strategy)
+    group = places(NumberedOfEveryKind, strategy)
     push(group)
-    ask(group.eval_list[2], Numbered.flip_one_bit)
+    ask(group.eval_list[2], NumberedOfEveryKind.flip_one_bit)
     # With shared memory all eval policies act with that bit, and all are named that live beside the third one.
     found = group.compare_weights()
     assert {mismatch.name for mismatch in found} == {"tensors.t7"}
@@ -262,7 +264,7 @@ def test_one_bit_of_one_parameter_of_one_policy_is_found_and_named(places, strat
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_policy_that_joins_gets_weights_with_the_next_push(places, strategy):
-    group = places(Numbered, strategy)
+    group = places(NumberedOfEveryKind, strategy)
     push(group)
     late = group.pop(PolicyRole.EVAL)
     train(group)
@@ -278,7 +280,7 @@ def test_a_policy_that_joins_gets_weights_with_the_next_push(places, strategy):
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_going_back_to_an_older_state_brings_the_older_weights(places, strategy):
-    group = places(Numbered, strategy)
+    group = places(NumberedOfEveryKind, strategy)
     push(group)
     state = group.get_training_state()
     train(group)
@@ -289,7 +291,7 @@ def test_going_back_to_an_older_state_brings_the_older_weights(places, strategy)
 
 
 def test_colocated_policies_hand_over_in_pairs(places):
-    group = places(Numbered, "None", actors=1, colocated=True)
+    group = places(NumberedOfEveryKind, "None", actors=1, colocated=True)
     for version in range(3):
         assert push(group) == version
         assert seen(group) == [([version], version)]
@@ -299,7 +301,11 @@ def test_colocated_policies_hand_over_in_pairs(places):
 
 def test_colocated_groups_with_more_eval_than_train_policies_are_refused():
     config = config_for("None")
-    group = PolicyGroup([Numbered(config, PolicyRole.TRAIN)], [Numbered(config, PolicyRole.EVAL) for _ in "ab"], config)
+    group = PolicyGroup(
+        [NumberedOfEveryKind(config, PolicyRole.TRAIN)],
+        [NumberedOfEveryKind(config, PolicyRole.EVAL) for _ in "ab"],
+        config,
+    )
     group.init(TRAIN)
     group.init_placement_info(is_colocated=True)
     with pytest.raises(ValueError, match="1 train policies for 2 eval policies"):

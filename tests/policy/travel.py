@@ -65,6 +65,9 @@ class Traveller(LinearPolicy):
 
     def __init__(self, *args):
         super().__init__(*args)
+        self.depart()
+
+    def depart(self):
         self.journey = Journey()
         self._memory = self.journey.memory()
 

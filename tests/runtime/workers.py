@@ -48,6 +48,11 @@ class Worker:
     def get_pid(self):
         return os.getpid()
 
+    def get_gpus(self):
+        import ray
+
+        return [int(gpu) for gpu in ray.get_gpu_ids()]
+
     def get_calls(self):
         return self.calls
 

@@ -182,8 +182,16 @@ def test_ids_of_modules_and_arguments_are_understood(registered):
         (f"{DOUBLES}NoSuchEnv", {}, "Gymnasium has no env"),
         (f"{DOUBLES}nonsense", {}, "built a int, which is no gymnasium"),
         (f"{DOUBLES}growing", {}, "sub-env 1 has other spaces than sub-env 0"),
-        (f"{DOUBLES}Sized", {"env_kwargs": {"sise": 3}}, r"env\.env_kwargs: .*unexpected keyword argument 'sise'"),
-        ("Pendulum-v1", {"env_kwargs": {"gg": 3}}, r"env\.env_kwargs: .*unexpected keyword argument 'gg'"),
+        (
+            f"{DOUBLES}Sized",
+            {"env_kwargs": {"sise": 3}},
+            r"env\.env_kwargs: .*unexpected keyword argument 'sise'.*mean 'env\.env_kwargs\.size'",
+        ),
+        (
+            "Pendulum-v1",
+            {"env_kwargs": {"gg": 3}},
+            r"env\.env_kwargs: .*unexpected keyword argument 'gg'.*mean 'env\.env_kwargs\.g'",
+        ),
         ("Pendulum-v1", {"vectorization": "native"}, "Pendulum-v1 has no vector implementation: use sync or auto"),
         ("rlightning/Catch-v0", {"vectorization": "sync"}, "has a vector implementation only: use native or auto"),
     ],

@@ -46,10 +46,8 @@ class MujocoEnv(BaseEnv):
 
     def __init__(self, config: EnvConfig) -> None:
         super().__init__(config)
-        if config.vectorization == "sync":
-            raise ConfigError(Problem("env.vectorization", "backend mujoco steps natively: use auto, or gymnasium"))
-        task_class = _find_task(config.name)
-        self._options = options = parse_options(task_class.Options, config.env_kwargs)
+        task_class, options = _parse(config)
+        self._options = options
         model = load_model(options.xml_file)
         n = config.num_envs
         reads = task_class.fields(options)
@@ -71,6 +69,14 @@ class MujocoEnv(BaseEnv):
         self._variations = [np.random.default_rng() for _ in range(n)]
         self._build_variations(size)
         self._picture: Picture | None = None
+
+    @classmethod
+    def check(cls, config: EnvConfig) -> Sequence[Problem]:
+        try:
+            _parse(config)
+        except ConfigError as error:
+            return error.problems
+        return ()
 
     def _build_variations(self, observation_size: int) -> None:
         options, worlds = self._options.randomisation, self.worlds
@@ -211,6 +217,13 @@ class MujocoEnv(BaseEnv):
                 self._curriculum.set_state(state["curriculum"])
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"the state does not fit {self.meta.name}: {error}") from error
+
+
+def _parse(config: EnvConfig) -> tuple[type[Task[Any]], TaskOptions]:
+    if config.vectorization == "sync":
+        raise ConfigError(Problem("env.vectorization", "backend mujoco steps natively: use auto, or gymnasium"))
+    task_class = _find_task(config.name)
+    return task_class, parse_options(task_class.Options, config.env_kwargs)
 
 
 def _find_task(name: str) -> type[Task[Any]]:

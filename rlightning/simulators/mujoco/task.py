@@ -150,4 +150,4 @@ def _problem(error: Any, options: type[TaskOptions]) -> Problem:
         return Problem(path, f"{error['msg']}; got {error['input']!r}")
     known = list(options.model_fields) if len(parts) == 1 else []
     nearest = difflib.get_close_matches(parts[-1], known, n=1)
-    return Problem(path, "there is no such option", suggestion=nearest[0] if nearest else "")
+    return Problem(path, "there is no such option", suggestion=f"env.env_kwargs.{nearest[0]}" if nearest else "")

@@ -151,7 +151,11 @@ def test_the_last_observation_of_an_episode_and_the_first_of_the_next_are_both_t
     ("name", "env_kwargs", "message"),
     [
         ("HalfChetah-v5", {}, r"env\.name: .*did you mean 'HalfCheetah-v5'"),
-        ("HalfCheetah-v5", {"ctrl_cost_wieght": 1.0}, r"env\.env_kwargs\.ctrl_cost_wieght: .*'ctrl_cost_weight'"),
+        (
+            "HalfCheetah-v5",
+            {"ctrl_cost_wieght": 1.0},
+            r"env\.env_kwargs\.ctrl_cost_wieght: .*'env\.env_kwargs\.ctrl_cost_weight'",
+        ),
         ("HalfCheetah-v5", {"healthy_reward": 1.0}, r"env\.env_kwargs\.healthy_reward: there is no such option"),
         ("HalfCheetah-v5", {"frame_skip": 0}, r"env\.env_kwargs\.frame_skip: .*greater than or equal to 1; got 0"),
         ("HalfCheetah-v5", {"xml_file": "./no.xml"}, "there is no file no.xml"),

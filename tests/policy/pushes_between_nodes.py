@@ -1,10 +1,4 @@
-"""Three simulated nodes, train-only, eval-only and mixed: ``python -m tests.policy.three_nodes``; prints JSON.
-
-A process of its own, since the other tests have a Ray of theirs.
-"""
-
-import json
-import sys
+"""Pushes on three nodes, train-only, eval-only and mixed; ``tests.three_nodes`` runs it."""
 
 import ray
 
@@ -13,11 +7,10 @@ from rlightning.policy.base_policy import PolicyRole
 from rlightning.policy.policy_group import PolicyGroup
 from rlightning.runtime import as_handle, gather
 from tests.policy.policies import Numbered, batch
-from tests.simulated_nodes import simulated_nodes
 
 TRAIN, EVAL = PolicyRole.TRAIN, PolicyRole.EVAL
 LIVES = {"learns": [TRAIN], "acts": [EVAL, EVAL], "both": [TRAIN, EVAL, EVAL]}
-"""Roles of the policies of each node."""
+"""Roles of the policies of each node, by the name of what it alone has."""
 WAYS = [
     *((strategy, "object_store") for strategy in ("None", "Double", "Shared", "Sharded")),
     *((strategy, "collective") for strategy in ("None", "Double", "Shared")),
@@ -35,7 +28,7 @@ def start():
     return policies
 
 
-def play(policies, strategy, transport):
+def push_three_times(policies, strategy, transport):
     """Push three versions; gives what every eval policy acted with, and how the nodes were laid out."""
     config = PolicyConfig(weight_buffer=WeightBufferConfig(buffer_strategy=strategy, transport=transport))
     group = PolicyGroup(policies[TRAIN], policies[EVAL], config, call_timeout_s=120)
@@ -56,12 +49,7 @@ def play(policies, strategy, transport):
     return {"seen": seen, "equal": equal, "nodes": sorted(nodes)}
 
 
-def main():
-    with simulated_nodes(*({"num_cpus": 1, "resources": {name: 10}} for name in LIVES)):
-        policies = start()
-        results = {f"{strategy} {transport}": play(policies, strategy, transport) for strategy, transport in WAYS}
-    json.dump(results, sys.stdout)
-
-
-if __name__ == "__main__":
-    main()
+def play():
+    """Push in all ways; gives the results by way."""
+    policies = start()
+    return {f"{strategy} {transport}": push_three_times(policies, strategy, transport) for strategy, transport in WAYS}

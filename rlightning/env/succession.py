@@ -1,0 +1,132 @@
+"""Which env workers are at fault, and who takes their places."""
+
+from __future__ import annotations
+
+import logging
+
+from rlightning.env.env_worker import EnvWorker, WorkerReport
+from rlightning.env.faults import FaultCounts, FaultKind, HangGuard, Replacements
+from rlightning.errors import RLightningError, WorkerDied, WorkerError
+from rlightning.runtime import as_handle
+from rlightning.runtime.handle import WorkerHandle
+
+logger = logging.getLogger(__name__)
+
+_CLOSE_S = 10.0
+"""Seconds that an env at fault gets to close."""
+
+
+class Succession:
+    """Finds out how the workers of a group are, ends those that hang, and puts others in the places of the failed ones.
+
+    Args:
+        handles: The workers by env id. The list is the group's own: a successor's handle takes its place in it.
+        call_timeout_s: Seconds that a call may take; None waits for ever.
+        replacements: How workers are replaced; None means never.
+
+    Attributes:
+        counts: What happened to the workers so far.
+        guard: Has to be told of every reset and step of a worker, and ends one that takes too long.
+    """
+
+    def __init__(
+        self, handles: list[WorkerHandle], call_timeout_s: float | None, replacements: Replacements | None
+    ) -> None:
+        self._handles, self._timeout_s, self._replacements = handles, call_timeout_s, replacements
+        self.counts = FaultCounts.none(len(handles))
+        limits = [None] * len(handles) if replacements is None else replacements.step_timeout_s
+        self.guard = HangGuard(limits, self._end_hanging)
+        self._overdue: set[int] = set()  # workers whose process was ended here
+        self._died: dict[int, WorkerDied] = {}
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether any worker may be replaced at all."""
+        return self._replacements is not None and any(self._replacements.max_restarts)
+
+    def is_ours(self, error: WorkerError) -> bool:
+        """Tell whether a worker of the group that may have a successor is to blame for a failure."""
+        return self._replacements is not None and error.worker in self._replacements.names
+
+    def reports(self) -> list[WorkerReport]:
+        """Ask each worker how it is; one that hangs or is gone is at fault, too."""
+        asked = [handle.call(EnvWorker.report) for handle in self._handles]
+        reports = []
+        for env_id, (handle, future) in enumerate(zip(self._handles, asked, strict=True)):
+            try:
+                reports.append(future.result(self._timeout_s))
+            except WorkerDied as died:
+                if died.worker != handle.name:  # the process is that of another worker
+                    raise
+                self._died[env_id] = died
+                reports.append(self._report_of_the_dead(env_id, died))
+        return reports
+
+    def _report_of_the_dead(self, env_id: int, died: WorkerDied) -> WorkerReport:
+        assert self._replacements is not None
+        if env_id in self._overdue:
+            limit = self._replacements.step_timeout_s[env_id]
+            return WorkerReport(0, "timed_out", f"a call took longer than env.step_timeout_s = {limit:g} s")
+        code = "an exit code that is not known" if died.exit_code is None else f"exit code {died.exit_code}"
+        return WorkerReport(0, "died", f"its process died with {code}")
+
+    def replace(self, env_id: int, report: WorkerReport, env_name: str, step: int | None) -> None:
+        """Put another worker in the place of one that is at fault; it has made no call yet.
+
+        Args:
+            env_id: Which one.
+            report: What is wrong with it.
+            env_name: What its env is called, for messages.
+            step: Which step it is in, where that is known, for messages; 0 is the reset.
+
+        Raises:
+            WorkerError: Its fault, if it was replaced as often as it may be.
+        """
+        assert self._replacements is not None
+        assert report.fault is not None
+        handle, counts = self._handles[env_id], self.counts
+        answers = report.fault in ("raised", "not_finite")
+        told = report.message
+        if not answers:
+            where = "" if step is None else f" in step {step} of this worker" if step else " in reset"
+            told = f"{env_name}: {told}{where}"
+        counts.kinds[report.fault] = counts.kinds.get(report.fault, 0) + 1
+        left = self._replacements.max_restarts[env_id] - counts.restarts[env_id]
+        if left <= 0:
+            self._raise_last(env_id, report.fault, told)
+        counts.restarts[env_id] += 1
+        counts.generations[env_id] += 1
+        logger.warning(
+            "%s: %s; it is replaced, with episodes of generation %d and %d restarts left",
+            handle.name,
+            told,
+            counts.generations[env_id],
+            left - 1,
+        )
+        if answers:
+            try:
+                handle.call(EnvWorker.close).result(_CLOSE_S)
+            except RLightningError as failure:
+                logger.warning("%s could not be closed: %s", handle.name, failure)
+        self.guard.forget(env_id)
+        worker = self._replacements.build(env_id, handle.target, counts.generations[env_id])
+        self._handles[env_id] = as_handle(worker, handle.name)
+        self._overdue.discard(env_id)
+
+    def _end_hanging(self, env_id: int) -> None:
+        self._overdue.add(env_id)
+        self._handles[env_id].stop()
+
+    def _raise_last(self, env_id: int, fault: FaultKind, told: str) -> None:
+        """Raise the fault of a worker that was replaced as often as it may be."""
+        handle, restarts = self._handles[env_id], self.counts.restarts[env_id]
+        try:
+            if fault == "died":
+                raise self._died[env_id]
+            if fault == "timed_out":
+                raise WorkerDied(told, handle.name)
+            handle.call(EnvWorker.raise_fault).result(self._timeout_s)
+        except WorkerError as last:
+            if restarts:
+                last.add_note(f"{handle.name} was replaced {restarts} times before (env.max_restarts)")
+            raise
