@@ -135,6 +135,7 @@ class BasePolicy(nn.Module, ABC):
         self._data_parallel = DataParallel(self._communicator)
         self._timer = Timer()
         self._gate = RolloutGate(functools.partial(self._timer.measure, "wait"))
+        self._steady = threading.RLock()  # weights may be sent by another thread, and never in the midst of learning
         self._memory = memory_of(self.device)
         self._weight_export = WeightExport(self, self._timer)
         is_plain = all(_is_inherited(type(self), name) for name in ("load_state_dict", "get_trainable_parameters"))
@@ -391,7 +392,8 @@ class BasePolicy(nn.Module, ABC):
     def send_weights(self, receivers: Sequence[Any], shared_weight_buffer: Slots | None = None) -> Bundle | int:
         """Give a copy of all that acts, or write it into a buffer that others map; see ``Sender.send_weights``."""
         self._require_init("send_weights")
-        return self._weight_export.send(receivers, shared_weight_buffer)
+        with self._steady:
+            return self._weight_export.send(receivers, shared_weight_buffer)
 
     def send_weight_parts(self, count: int) -> list[BundlePart]:
         """Give the weights in parts of nearly equal size, one for each of ``count`` receivers."""
@@ -589,7 +591,7 @@ class BasePolicy(nn.Module, ABC):
         if wanted is not None and wanted != before:
             torch.set_num_threads(wanted)
         try:
-            with self._data_parallel.leaving_on_failure(), self._timer.measure(phase):
+            with self._data_parallel.leaving_on_failure(), self._steady, self._timer.measure(phase):
                 yield
         finally:
             if torch.get_num_threads() != before:

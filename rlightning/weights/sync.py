@@ -226,6 +226,10 @@ class SharedSync(DoubleSync):
     weights travel once, and the first eval policy there writes them.
     """
 
+    def __init__(self, deliveries: Sequence[Delivery], carry: Carry) -> None:
+        super().__init__(deliveries, carry)
+        self._writers: list[Line] = []  # to the learners that write into the memory of their own node
+
     def prepare(self, timeout_s: float | None) -> None:
         # As futures: what a node's policies map is not for this process, which may be on another machine.
         held = [
@@ -235,9 +239,8 @@ class SharedSync(DoubleSync):
         maps: list[Future[None]] = [
             actor.call(Receiver.init_weight_buffer, buffer) for delivery, buffer in held for actor in delivery.actors
         ]
-        maps += [
-            delivery.sender.call(Sender.map_weight_buffer, buffer) for delivery, buffer in held if delivery.intra_node
-        ]
+        writers = [(delivery.sender, buffer) for delivery, buffer in held if delivery.intra_node]
+        maps += [sender.call(Sender.map_weight_buffer, buffer) for sender, buffer in writers]
         try:
             gather(maps, timeout_s)
         except RLightningError:
@@ -246,15 +249,15 @@ class SharedSync(DoubleSync):
             raise
         self._unlink(timeout_s)
         self._lines = open_lines(self._actors, CHANNEL, timeout_s)
+        self._writers = open_lines([sender for sender, _ in writers], CHANNEL, timeout_s)
 
     def _unlink(self, timeout_s: float | None) -> None:
         """Leave no file behind, however the processes end."""
         gather([delivery.actors[0].call(Receiver.unlink_weight_buffer) for delivery in self._deliveries], timeout_s)
 
     def send(self, timeout_s: float | None) -> int:
-        written: list[Future[Any]] = [
-            delivery.sender.call(Sender.send_weights, ()) for delivery in self._deliveries if delivery.intra_node
-        ]
+        # By a line too: whoever pushes has waited for what it asked of the learners before.
+        written: list[Future[Any]] = [line.call(Sender.send_weights, ()) for line in self._writers]
         carried = self._carry([delivery for delivery in self._deliveries if not delivery.intra_node], timeout_s)
         return _same_version([*gather(written, timeout_s), *carried])
 

@@ -207,3 +207,36 @@ def test_tied_weights_stay_tied():
     push(group)
     assert group.compare_weights() == []
     assert actor.tied.weight.data_ptr() == actor.net.weight.data_ptr()
+
+
+class Halting(Numbered):
+    """Stands still in the midst of a training step, when some of its tensors are new and others old."""
+
+    def train(self, *args, **kwargs):
+        first, *others = self.tensors.state_dict(keep_vars=True).values()
+        with torch.no_grad():
+            first += 1
+            self.is_in.set()
+            assert self.may_go_on.wait(60)
+            for tensor in others:
+                tensor += 1
+        return {}
+
+
+def test_weights_that_another_thread_asks_for_are_not_those_of_half_a_training_step():
+    learner = Halting(config_for("Shared"), PolicyRole.TRAIN)
+    learner.init_train(TRAIN)
+    learner.is_in, learner.may_go_on = threading.Event(), threading.Event()
+    training = threading.Thread(target=learner._train)
+    sent = []
+    sending = threading.Thread(target=lambda: sent.append(learner.send_weights(["all"])))
+    training.start()
+    assert learner.is_in.wait(60)
+    sending.start()
+    sending.join(0.2)
+    assert sent == []
+    learner.may_go_on.set()
+    for thread in (training, sending):
+        thread.join(60)
+    tensors = [tensor for module in sent[0].views().values() for tensor in module.values()]
+    assert {float(number) for tensor in tensors for number in tensor.unique()} == {1.0}
