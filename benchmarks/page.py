@@ -127,8 +127,8 @@ SECTIONS = [
     ),
     Section(
         "Starting",
-        "From an empty process. The learner gets its data as a `TensorDict`, whose import brings torch's compiler with "
-        "it; that and torch itself are nearly all of a start.",
+        "From an empty process. Torch and torch's compiler, which any of its optimizers loads when it is made, are "
+        "nearly all of a start.",
         "python benchmarks/startup.py",
         "startup",
         tables.startup,

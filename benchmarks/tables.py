@@ -192,7 +192,7 @@ def overhead(records: Records) -> str:
 def startup(records: Records) -> str:
     names = {
         "imports": "import torch, build 8 HalfCheetahs",
-        "imports-tensordict": "import torch and tensordict, build 8 HalfCheetahs",
+        "optimizer": "the same, and make one `torch.optim.Adam`",
         "train": "`rlightning train ppo_halfcheetah` to the end of the first update",
     }
     rows = [[names[record["arm"]], cell(record["seconds"], 2)] for record in of_kind(records, "startup")]

@@ -207,9 +207,9 @@ class WeightImport:
                 self._policy.version = version
 
     def announce(self) -> None:
-        """Have the thread update from the buffer; nothing to do without one."""
+        """Update from the buffer, where there is one: at once where no request is in flight, else by the thread."""
         if self._updater is not None:
-            self._updater.announce()
+            self._updater.announce(at_once=not self._gate.num_requests)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the latest announced weights are in force; gives whether they are.
