@@ -9,6 +9,7 @@ from tensordict import TensorDict
 
 from rlightning.buffer.assignment import BufferRoutes, routes_in_order
 from rlightning.buffer.shard import BufferShard
+from rlightning.observability.timer import Span
 from rlightning.runtime import Future, JointFuture, WorkerHandle, as_handle, gather
 from rlightning.types import BatchedData, EnvRet, PolicyResponse
 from rlightning.types.fragment import Fragment
@@ -178,6 +179,15 @@ class DataBuffer:
 
     def __len__(self) -> int:
         return self.size()
+
+    def record_spans(self) -> None:
+        """Have all shards write down, from now on, when they store and give data."""
+        self._all(BufferShard.record_spans)
+
+    def take_spans(self) -> dict[str, list[Span]]:
+        """Give what the shards wrote down since the last call, by their names."""
+        spans = self._all(BufferShard.take_spans)
+        return {shard.name: taken for shard, taken in zip(self._shards, spans, strict=True)}
 
     def close(self) -> None:
         """End what was started for the shards; may be called twice."""

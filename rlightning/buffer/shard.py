@@ -8,6 +8,7 @@ from typing import Any
 from tensordict import TensorDict
 
 from rlightning.buffer.assignment import blocks
+from rlightning.observability.timer import Span, Timer
 from rlightning.types import EnvRet, PolicyResponse
 from rlightning.types.fragment import Fragment
 from rlightning.types.tensors import owned_tensor
@@ -32,6 +33,8 @@ class BufferShard:
         owned = range(len(num_envs)) if env_ids is None else env_ids
         self._storage.env_ids = list(owned)
         self._places = {env_id: place for place, env_id in enumerate(owned)}
+        self._timer = Timer()
+        self._is_traced = False
 
     def add(self, env_ids: Sequence[int], *env_rets_and_responses: Any) -> None:
         """Add one step of some env workers.
@@ -40,6 +43,13 @@ class BufferShard:
             env_ids: The env workers.
             *env_rets_and_responses: First what each saw, then what was done there, both in the order of the ids.
         """
+        if self._is_traced:  # else not worth what it costs in every step
+            with self._timer.measure("store"):
+                self._add(env_ids, env_rets_and_responses)
+        else:
+            self._add(env_ids, env_rets_and_responses)
+
+    def _add(self, env_ids: Sequence[int], env_rets_and_responses: Sequence[Any]) -> None:
         count = len(env_ids)
         for place, env_id in enumerate(env_ids):
             env_ret: EnvRet = env_rets_and_responses[place]
@@ -66,6 +76,10 @@ class BufferShard:
 
     def add_fragment(self, env_ids: Sequence[int], fragment: Fragment) -> None:
         """Add what those of a fragment's env workers collected that are this shard's."""
+        with self._timer.measure("store"):
+            self._add_fragment(env_ids, fragment)
+
+    def _add_fragment(self, env_ids: Sequence[int], fragment: Fragment) -> None:
         length = len(fragment.fields["reward"])
         stop = 0
         for env_id, count in zip(fragment.env_ids, fragment.num_envs, strict=True):
@@ -77,7 +91,8 @@ class BufferShard:
 
     def sample(self) -> TensorDict:
         """Give the data, ``[T, N]``."""
-        data: TensorDict = self._storage.sample()
+        with self._timer.measure("sample"):
+            data: TensorDict = self._storage.sample()
         return data
 
     def sample_pieces(self, count: int) -> list[TensorDict]:
@@ -97,3 +112,12 @@ class BufferShard:
         """Give the oldest and the newest version of weights that acted in the data."""
         oldest, newest = self._storage.versions()
         return int(oldest), int(newest)
+
+    def record_spans(self) -> None:
+        """Write down, from now on, when data are stored and sampled."""
+        self._is_traced = True
+        self._timer.record_spans()
+
+    def take_spans(self) -> list[Span]:
+        """Give what was written down since the last call."""
+        return self._timer.take_spans()

@@ -286,14 +286,22 @@ class BaseEngine(ABC):
             logger.warning("the state of %s could not be stored: new episodes start there", ", ".join(lost))
 
     def record_spans(self) -> None:
-        """Have this engine, env workers and policies write down, from now on, when they do what."""
+        """Have this engine and all workers write down, from now on, when they do what."""
         self._timer.record_spans()
-        self.policy_group.record_spans()
-        self.env_group.record_spans()
+        for part in self._parts():
+            part.record_spans()
 
     def take_spans(self) -> dict[str, list[Span]]:
         """Give what was written down since the last call, by worker; the engine is the ``driver``."""
-        return {"driver": self._timer.take_spans(), **self.policy_group.take_spans(), **self.env_group.take_spans()}
+        spans = {"driver": self._timer.take_spans()}
+        for part in self._parts():
+            spans |= part.take_spans()
+        return spans
+
+    def _parts(self) -> list[PolicyGroup | EnvGroup | DataBuffer | Evaluator]:
+        """List who has workers."""
+        parts: list[PolicyGroup | EnvGroup | DataBuffer | Evaluator] = [self.policy_group, self.env_group, self.buffer]
+        return parts if self.evaluator is None else [*parts, self.evaluator]
 
     @property
     def return_mean(self) -> float:

@@ -13,6 +13,7 @@ from rlightning.env.env_group import EnvGroup
 from rlightning.env.env_worker import Episode
 from rlightning.env.faults import FaultCounts
 from rlightning.errors import RLightningError, WorkerError
+from rlightning.observability.timer import Span
 from rlightning.policy.policy_group import PolicyGroup
 from rlightning.runtime import Future, gather
 from rlightning.types import BatchedData, EnvRet
@@ -137,6 +138,14 @@ class Evaluator:
         recovery = self._envs.recover(error)
         latest = recovery.replaced | dict(self._envs.current(list(recovery.steps)))
         return BatchedData(env_rets.env_ids, [latest[env_id] for env_id in env_rets.env_ids])
+
+    def record_spans(self) -> None:
+        """Have the env workers write down, from now on, when they do what."""
+        self._envs.record_spans()
+
+    def take_spans(self) -> dict[str, list[Span]]:
+        """Give what the env workers wrote down since the last call, by their names."""
+        return self._envs.take_spans()
 
     def close(self) -> None:
         """Close the envs."""

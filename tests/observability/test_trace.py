@@ -177,7 +177,8 @@ def test_every_worker_has_a_lane_of_what_it_did(request, tmp_path, remote):
         request.getfixturevalue("ray_cluster")
     record(tmp_path, traced(REMOTE if remote else None))
     names, spans = load(tmp_path / "trace.json")
-    assert list(names.values()) == ["driver", "train[0]", "eval[0]", "eval[1]", "env[0]", "env[1]"]
+    workers = ["train[0]", "eval[0]", "eval[1]", "env[0]", "env[1]", "buffer[0]", "eval_env[0]"]
+    assert list(names.values()) == ["driver", *workers]
     by_lane = defaultdict(lambda: defaultdict(list))
     for (lane, _), held in spans.items():
         assert_nested(held)
@@ -194,6 +195,8 @@ def test_every_worker_has_a_lane_of_what_it_did(request, tmp_path, remote):
     assert counts["eval[0]"] == {"rollout": 15 + 16, "import": 4}
     assert counts["eval[1]"] == {"rollout": 15, "import": 4}
     assert counts["env[0]"] == counts["env[1]"] == {"reset": 1, "step": 15}
+    assert counts["eval_env[0]"] == {"reset": 1, "step": 16}
+    assert counts["buffer[0]"] == {"store": 15, "sample": 3}
     # Clocks agree: each training step lies within one of the driver's, and so does every step of an env.
     for own, name, whole in (("train[0]", "train", "learn"), ("eval[1]", "rollout", "collect")):
         for start, end in by_lane[own][name]:
