@@ -36,10 +36,10 @@ class TroubledEnv(UnevenEnv):
         if step != self.at or not self.fault:
             return ret
         if self.once:
-            mark = Path(self.once)
-            if mark.exists():
+            try:
+                Path(self.once).touch(exist_ok=False)  # one of several processes, that is
+            except FileExistsError:
                 return ret
-            mark.touch()
         if self.fault == "raise":
             raise OSError("the motor is off")
         if self.fault == "hang":
