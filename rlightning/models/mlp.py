@@ -45,8 +45,7 @@ class MLP(nn.Sequential):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 -- torch's name
         # To call a small layer as a module takes as long as what it computes. Only hooks need that.
-        for layer in self._modules.values():
-            assert layer is not None
+        for layer in self:
             has_hooks = (
                 layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks
             )

@@ -8,21 +8,13 @@ import pytest
 from rlightning.errors import CallTimeout, WorkerError
 from rlightning.runtime import as_handle, gather, wait
 from rlightning.runtime.future import LocalFuture, PendingFuture
-from tests.runtime.workers import Worker
+from tests.runtime.workers import Patient, Worker
 
 LONG = 60.0
 
 
-class Patient(Worker):
-    """Answers when it is told to."""
-
-    def __init__(self):
-        super().__init__()
-        self.may_answer = threading.Event()
-
-    def hold(self, value):
-        assert self.may_answer.wait(LONG)
-        return value
+class Quitter(Patient):
+    """Ends the thread of a call."""
 
     def exit_thread(self):
         raise SystemExit(3)
@@ -30,7 +22,7 @@ class Patient(Worker):
 
 @pytest.fixture
 def here():
-    worker = Patient()
+    worker = Quitter()
     yield as_handle(worker, "here")
     worker.may_answer.set()
 
@@ -41,7 +33,7 @@ def test_two_calls_on_one_object_overlap(here):
 
 
 def test_a_pending_call_is_waited_for_and_passed_on_unopened(here):
-    slow = here.call_beside("a", Patient.hold, 5)
+    slow = here.call_beside("a", Quitter.hold, 5)
     passed_on = here.call_beside("b", Worker.echo, slow, and_more=LocalFuture(1))
     assert not slow.done()
     assert not passed_on.done()
@@ -53,7 +45,7 @@ def test_a_pending_call_is_waited_for_and_passed_on_unopened(here):
 
 
 def test_wait_and_gather_tell_pending_from_ready_in_order(here):
-    quick, slow = here.call_beside("a", Worker.echo, 1), here.call_beside("b", Patient.hold, 2)
+    quick, slow = here.call_beside("a", Worker.echo, 1), here.call_beside("b", Quitter.hold, 2)
     futures = [slow, LocalFuture(0), quick, slow]
     assert wait(futures, at_least=2, timeout=LONG) == ([futures[1], quick], [slow, slow])
     assert wait(futures, at_least=0) == ([futures[1], quick], [slow, slow])
@@ -77,7 +69,7 @@ def test_a_failure_beside_is_raised_where_the_result_is_wanted(here):
 
 def test_a_call_that_ends_its_thread_is_a_failure_too(here):
     with pytest.raises(WorkerError, match="SystemExit: 3"):
-        here.call_beside("a", Patient.exit_thread).result(LONG)
+        here.call_beside("a", Quitter.exit_thread).result(LONG)
 
 
 class OtherFuture(PendingFuture):

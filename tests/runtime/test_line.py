@@ -17,7 +17,7 @@ from rlightning.runtime import as_handle, gather, open_lines, wait
 from rlightning.runtime.exit_code import own_process
 from rlightning.runtime.line import ChannelLine, SocketLine, _connect, _listen
 from rlightning.runtime.spawn import WorkerPool, WorkerSpec
-from tests.runtime.workers import Worker
+from tests.runtime.workers import Patient, Worker
 
 LONG = 60.0
 IS_LINUX = sys.platform == "linux"
@@ -30,15 +30,11 @@ class Unportable(Exception):
         super().__init__(f"{first} and {second}")
 
 
-class Patient(Worker):
-    """Answers when it is told to."""
-
-    def __init__(self):
-        super().__init__()
-        self.may_answer = threading.Event()
+class Caller(Patient):
+    """Is called by lines, by one test after the other."""
 
     def hold(self, value):
-        assert self.may_answer.wait(LONG)
+        value = super().hold(value)
         self.may_answer.clear()
         return value
 
@@ -62,13 +58,13 @@ def workers(request):
     if remote:
         request.getfixturevalue("ray_cluster")
     pool = WorkerPool()
-    specs = [WorkerSpec(Patient, (), f"worker[{i}]", remote, num_cpus=0.01) for i in range(2)]
+    specs = [WorkerSpec(Caller, (), f"worker[{i}]", remote, num_cpus=0.01) for i in range(2)]
     yield [as_handle(worker, spec.name) for worker, spec in zip(pool.start(specs), specs, strict=True)]
     pool.stop()
 
 
 def start_process(pool):
-    return as_handle(pool.start([WorkerSpec(Patient, (), "worker", True, num_cpus=0.01)])[0], "worker")
+    return as_handle(pool.start([WorkerSpec(Caller, (), "worker", True, num_cpus=0.01)])[0], "worker")
 
 
 @pytest.fixture(scope="module")
@@ -106,14 +102,14 @@ def test_calls_by_lines_give_values_errors_and_no_value_in_time(workers):
     assert "raise KeyError" in "".join(traceback.format_exception(caught.value))
     if not workers[1].info().remote:
         return  # an object of this process is never late: its calls have run when they return
-    slow = second.call(Patient.hold, "late")
+    slow = second.call(Caller.hold, "late")
     assert not slow.done()
     with pytest.raises(CallTimeout, match=r"no answer within 0\.05 s from 1 calls: worker\[1\]\.hold"):
         gather([first.call(Worker.echo, 1), slow], 0.05)
     # One that is late holds up nobody else, and its answer is not taken for that of another call.
     assert wait([slow, first.call(Worker.echo, 2)], 1, LONG)[1] == [slow]
     after = second.call(Worker.echo, "after")
-    workers[1].call(Patient.release)
+    workers[1].call(Caller.release)
     assert after.result(LONG) == "after"
     assert slow.result(LONG) == "late"
 
@@ -121,8 +117,8 @@ def test_calls_by_lines_give_values_errors_and_no_value_in_time(workers):
 def test_a_line_is_answered_while_the_worker_is_in_another_call(remote):
     handle, line = remote
     # The call returns when the line was answered, which it is not by the thread that waits there.
-    held = handle.call(Patient.hold, 5)
-    line.call(Patient.release).result(LONG)
+    held = handle.call(Caller.hold, 5)
+    line.call(Caller.release).result(LONG)
     assert held.result(LONG) == 5
 
 
@@ -160,7 +156,7 @@ def test_an_error_that_cannot_travel_comes_as_its_text(remote):
     with pytest.raises(TypeError):
         pickle.loads(pickle.dumps(Unportable("this", "that")))
     with pytest.raises(WorkerError, match="Unportable: this and that"):
-        line.call(Patient.fail_oddly).result(LONG)
+        line.call(Caller.fail_oddly).result(LONG)
     assert line.call(Worker.echo, 1).result(LONG) == 1
 
 
@@ -168,7 +164,7 @@ def test_a_value_that_cannot_travel_breaks_the_line_and_not_the_worker(remote):
     handle, line = remote
     for _ in range(2):
         with pytest.raises(WorkerError, match="the line to this process broke although it lives"):
-            line.call(Patient.give_a_lock).result(LONG)
+            line.call(Caller.give_a_lock).result(LONG)
     assert handle.call(Worker.echo, 1).result(LONG) == 1
 
 
@@ -177,7 +173,7 @@ def test_a_process_that_dies_fails_the_calls_in_flight_and_all_later_ones(ray_cl
     handle = start_process(pool)
     (line,) = open_lines([handle], "any", LONG)
     pid = handle.call(Worker.get_pid).result(LONG)
-    held = [line.call(Patient.hold, 1), line.call(Worker.echo, 2)]
+    held = [line.call(Caller.hold, 1), line.call(Worker.echo, 2)]
     os.kill(pid, signal.SIGKILL)
     assert wait(held, 2, LONG) == (held, [])
     for future in [*held, line.call(Worker.echo, 3)]:
@@ -191,9 +187,9 @@ def test_a_line_ends_with_its_last_user(remote):
     handle, line = remote
     others = open_lines([handle, handle], "any", LONG)
     assert [one.call(Worker.echo, 1).result(LONG) for one in (line, *others)] == [1, 1, 1]
-    assert until(lambda: handle.call(Patient.count_lines).result(LONG) == 3)  # those of other tests end meanwhile
+    assert until(lambda: handle.call(Caller.count_lines).result(LONG) == 3)  # those of other tests end meanwhile
     del others
-    assert until(lambda: handle.call(Patient.count_lines).result(LONG) == 1)
+    assert until(lambda: handle.call(Caller.count_lines).result(LONG) == 1)
     assert line.call(Worker.echo, 2).result(LONG) == 2
 
 

@@ -57,6 +57,18 @@ class Worker:
         return self.calls
 
 
+class Patient(Worker):
+    """Answers when it is told to."""
+
+    def __init__(self):
+        super().__init__()
+        self.may_answer = threading.Event()
+
+    def hold(self, value):
+        assert self.may_answer.wait(60)
+        return value
+
+
 class Parcel:
     """Counts in this process how often it was packed."""
 
