@@ -15,6 +15,15 @@ from torch import Tensor, nn
 from rlightning.config import OptimConfig
 
 
+def _unguarded(method: Any) -> Any:
+    """Take a method of torch without its guard against being compiled.
+
+    The first call of a guarded method loads torch's compiler, which takes about as long as loading torch. Nobody
+    compiles where an optimizer is made, saved or loaded.
+    """
+    return getattr(method, "__wrapped__", method)
+
+
 class LeanAdam(torch.optim.Adam):
     """Adam (Kingma & Ba 2015) and AdamW (Loshchilov & Hutter 2019) with little bookkeeping, else as torch has them.
 
@@ -29,6 +38,10 @@ class LeanAdam(torch.optim.Adam):
     def __init__(self, parameters: Iterable[nn.Parameter], *, decoupled: bool = False, **options: Any) -> None:
         super().__init__(parameters, fused=True, **options)
         self._kernel = torch._fused_adamw_ if decoupled else torch._fused_adam_
+
+    add_param_group = _unguarded(torch.optim.Adam.add_param_group)
+    state_dict = _unguarded(torch.optim.Adam.state_dict)
+    load_state_dict = _unguarded(torch.optim.Adam.load_state_dict)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tensordict import TensorDict
-
 from rlightning.buffer.assignment import BufferRoutes, routes_in_order
 from rlightning.buffer.shard import BufferShard
 from rlightning.observability.timer import Span
 from rlightning.runtime import Future, JointFuture, WorkerHandle, as_handle, gather
 from rlightning.types import BatchedData, EnvRet, PolicyResponse
 from rlightning.types.fragment import Fragment
+from rlightning.types.tensordict import TensorDict
 
 
 class DataBuffer:

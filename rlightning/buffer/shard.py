@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tensordict import TensorDict
-
 from rlightning.buffer.assignment import blocks
 from rlightning.observability.timer import Span, Timer
 from rlightning.types import EnvRet, PolicyResponse
 from rlightning.types.fragment import Fragment
+from rlightning.types.tensordict import TensorDict
 from rlightning.types.tensors import owned_tensor
 from rlightning.types.tree import tree_map
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDict
 
 from rlightning.errors import NotEnoughData, ProtocolError, ShapeError
 from rlightning.types import EnvRet, PolicyResponse, Tree
+from rlightning.types.tensordict import TensorDict
 from rlightning.types.tree import to_host, to_numpy, tree_map
 
 RESERVED = ("observation", "next_observation", "action", "reward", "terminated", "truncated", "valid", "version")

@@ -27,6 +27,10 @@ def compile_at_first_call(function: Callable[P, R], device: str, timer: Timer) -
         device: Where it computes; on a GPU its calls are replayed as graphs.
         timer: Gets the time of the first call.
     """
+    # Here, since most policies need no tensordict.
+    from rlightning.types.tensordict import tell_compiler
+
+    tell_compiler()
     if replays_graphs(device):
         compiled = torch.compile(function, mode="reduce-overhead")
     else:

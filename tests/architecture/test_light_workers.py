@@ -29,6 +29,23 @@ def test_a_worker_starts_without_what_it_does_not_need(modules, heavy):
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=100).returncode == 0
 
 
+def test_a_run_that_compiles_nothing_loads_no_compiler(tmp_path):
+    program = (
+        "import sys\n"
+        "from rlightning import assemble, launch\n"
+        "from rlightning.checkpoint import save_state\n"
+        "def train(config):\n"
+        "    with assemble(config) as engine:\n"
+        "        engine.start()\n"
+        "        engine.run_epoch()\n"
+        f"        engine.resume(save_state('{tmp_path}/saved', engine.get_state()))\n"
+        f"launch(train, 'ppo_cartpole', ['train.save_dir={tmp_path}', 'train.max_epochs=1', 'log.progress=false'])\n"
+        "sys.exit('torch._dynamo' in sys.modules)"
+    )
+    outcome = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert outcome.returncode == 0, outcome.stderr
+
+
 def imported(_worker, name):
     import sys
 
