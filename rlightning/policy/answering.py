@@ -16,7 +16,7 @@ from rlightning.policy.coroutines import CoroutineThread
 from rlightning.policy.gate import RolloutGate
 from rlightning.policy.memory import Part
 from rlightning.types import EnvRet, PolicyResponse
-from rlightning.types.tree import tree_leaves
+from rlightning.types.tree import to_numpy, tree_leaves
 
 if TYPE_CHECKING:
     from rlightning.policy.base_policy import BasePolicy
@@ -76,7 +76,7 @@ class Answering:
 
     def finish(
         self, policy: BasePolicy, env_ret: EnvRet | None, policy_resp: PolicyResponse | None, *, is_authored: bool
-    ) -> PolicyResponse | None:
+    ) -> Any:
         """Run ``postprocess`` on one env worker's data, where an author wrote one; gives arrays on the host."""
         with self._gate.request(), self._timer.measure("postprocess"), torch.inference_mode():
             _require_weights(policy)
@@ -88,10 +88,12 @@ class Answering:
                 result = policy.postprocess(request, response)
             else:
                 result = self._coroutines.run(policy.postprocess, request, response)
-            if result is None:
-                return None
+            if not isinstance(result, PolicyResponse):
+                return to_numpy(result)
             rows = len(tree_leaves(result.action)[0])
-            return split_response(result, [rows], result.version)[0]
+            # One that the author made anew was still acted by the version of the answer that it is made of.
+            version = result.version if policy_resp is None or result.version >= 0 else policy_resp.version
+            return split_response(result, [rows], version)[0]
 
 
 def _require_weights(policy: BasePolicy) -> None:

@@ -29,7 +29,7 @@ from rlightning.policy.data_parallel import DataParallel, infer_train_dp_world_s
 from rlightning.policy.gate import RolloutGate
 from rlightning.policy.generators import Generators
 from rlightning.policy.memory import Part, memory_of, optimizer_tensors
-from rlightning.policy.tensors import acting_tensors, distinct_tensors
+from rlightning.policy.tensors import acting_tensors, distinct_tensors, with_buffers
 from rlightning.policy.training_state import (
     clone_checkpoint_value,
     load_whole_state,
@@ -138,7 +138,9 @@ class BasePolicy(nn.Module, ABC):
         self._steady = threading.RLock()  # weights may be sent by another thread, and never in the midst of learning
         self._memory = memory_of(self.device)
         self._weight_export = WeightExport(self, self._timer)
-        is_plain = all(_is_inherited(type(self), name) for name in ("load_state_dict", "get_trainable_parameters"))
+        self._finds_models = True
+        self._lists_plainly = _is_inherited(type(self), "get_trainable_parameters")
+        is_plain = self._lists_plainly and _is_inherited(type(self), "load_state_dict")
         self._weight_import = WeightImport(self, self._gate, self._timer, loads_plainly=is_plain)
         self._answering = Answering(type(self), self._gate, self._timer)
         if self.rollout_mode == "sync" and is_coroutine(type(self).rollout_step):
@@ -210,16 +212,22 @@ class BasePolicy(nn.Module, ABC):
         Args:
             env_ret: What came of the answer, as tensors on ``self.device``.
             policy_resp: The answer, likewise.
+
+        Returns:
+            The finished answer, or whatever else the caller of ``PolicyGroup.postprocess`` expects.
         """
         return policy_resp
 
     def get_trainable_parameters(self) -> NamedTensors:
         """Give all that acts: parameters and buffers of ``model_list``, and those of the policy itself.
 
+        One of your own may leave out what the eval policies do without. The buffers of a module whose parameters are
+        all there, under its name in ``model_list``, travel with them in any case.
+
         Returns:
             Module name -> tensor name -> the live tensor; names are free of the prefixes of wrappers.
         """
-        return acting_tensors(self, self.model_list)
+        return acting_tensors(self, self._models())
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Copy the values of ``get_trainable_parameters`` of another policy into this one.
@@ -298,6 +306,8 @@ class BasePolicy(nn.Module, ABC):
 
     def change_role(self, role_type: PolicyRole) -> None:
         """Take another role, as a policy that has yet to be initialised; all groups are left."""
+        if self.role_type is PolicyRole(role_type):
+            return
         self.close_comm_groups()
         self.role_type = PolicyRole(role_type)
         is_learner = self.role_type is PolicyRole.TRAIN
@@ -305,9 +315,8 @@ class BasePolicy(nn.Module, ABC):
         self._generators.move(self.device)
         self._memory = memory_of(self.device)
         self.dataset, self.is_init = None, False
-        for held in steppers(self).values():
-            for name in held:
-                delattr(self, name)
+        for name in {name.partition(".")[0] for held in steppers(self).values() for name in held}:
+            delattr(self, name)
 
     def is_initialized(self) -> bool:
         """Tell whether ``init_train`` or ``init_eval`` is done."""
@@ -366,9 +375,7 @@ class BasePolicy(nn.Module, ABC):
     def _keeps_state(self) -> bool:
         return self.is_stateful
 
-    def _postprocess(
-        self, env_ret: EnvRet | None = None, policy_resp: PolicyResponse | None = None
-    ) -> PolicyResponse | None:
+    def _postprocess(self, env_ret: EnvRet | None = None, policy_resp: PolicyResponse | None = None) -> Any:
         """Run the user's ``postprocess`` on one env worker's data; gives arrays on the host."""
         is_authored = type(self).postprocess is not BasePolicy.postprocess
         return self._answering.finish(self, env_ret, policy_resp, is_authored=is_authored)
@@ -451,11 +458,13 @@ class BasePolicy(nn.Module, ABC):
 
     def get_param_fingerprint(self) -> dict[str, float]:
         """Give the L2 norm of each tensor that acts, by ``module.name``."""
-        return norms(flatten_names(self.get_trainable_parameters()))
+        self._require_init("get_param_fingerprint")
+        return norms(flatten_names(self._acting()))
 
     def get_bundle_digest(self) -> tuple[int, dict[str, str]]:
         """Give the version and an exact digest of each tensor that acts: bits, dtype and shape."""
-        return self.version, digests(flatten_names(self.get_trainable_parameters()))
+        self._require_init("get_bundle_digest")
+        return self.version, digests(flatten_names(self._acting()))
 
     def send_weights_ipc(self) -> Slots:
         """Give a handle of memory that holds the weights, for a policy beside this one."""
@@ -525,10 +534,12 @@ class BasePolicy(nn.Module, ABC):
 
     def save_checkpoint(self, path: str | Path) -> None:
         """Write the training state into a folder; see ``rlightning.checkpoint``."""
+        self._require_init("save_checkpoint")
         save_state(path, {"policy": self.get_training_state()})
 
     def load_checkpoint(self, path: str | Path) -> None:
         """Read what ``save_checkpoint`` wrote; a file that is damaged or does not fit is a ``CheckpointError``."""
+        self._require_init("load_checkpoint")
         self.load_training_state(load_state(path, ["policy"])["policy"])
 
     # Timing
@@ -567,7 +578,7 @@ class BasePolicy(nn.Module, ABC):
         self._data_parallel.require_current(self)
         with self._learning("update_dataset"):
             lag = versions_behind(data, self.version)
-            self.update_dataset(data if self.device == "cpu" else data.to(self.device))
+            self.update_dataset(data.to(self.device) if self.device != "cpu" and hasattr(data, "to") else data)
         return lag
 
     def _train(self, *args: Any, **kwargs: Any) -> Any:
@@ -577,6 +588,7 @@ class BasePolicy(nn.Module, ABC):
         self._data_parallel.require_current(self)
         with self._learning("train"):
             metrics = self.train(*args, **kwargs)
+            self._data_parallel.share_buffers(self)
         self.epoch += 1
         self.version += 1
         interval = self.train_config.check_ranks_interval
@@ -690,9 +702,21 @@ class BasePolicy(nn.Module, ABC):
         """Class and role, for messages."""
         return f"{type(self).__name__} ({self.role_type.value})"
 
+    def _models(self) -> list[tuple[str, nn.Module]]:
+        """Give ``model_list``; where an author has put another module in the place of one that was found, that one."""
+        if self._finds_models:
+            now = [(name, self._modules.get(name), module) for name, module in self.model_list]
+            self.model_list = [(name, module if other is None else other) for name, other, module in now]
+        return self.model_list
+
+    def _acting(self) -> NamedTensors:
+        """Give what travels: what ``get_trainable_parameters`` lists, and the buffers of whole modules in it."""
+        listed = self.get_trainable_parameters()
+        return listed if self._lists_plainly else with_buffers(listed, self._models())
+
     def _tensors(self) -> list[torch.Tensor]:
         """List all parameters and buffers, those that are not kept included."""
-        return distinct_tensors([self, *(module for _, module in self.model_list)])
+        return distinct_tensors([self, *(module for _, module in self._models())])
 
     def _build(self, *, training: bool) -> None:
         for name in [name for name, _ in self.named_children()]:
@@ -706,15 +730,17 @@ class BasePolicy(nn.Module, ABC):
             if self._generators.seed is not None:
                 torch.manual_seed(self._generators.seed)
             self.construct_network(self.env_meta)
-        self.to(self.device)
-        if not self.model_list:
+        self._finds_models = not self.model_list
+        if self._finds_models:
             self.model_list = [(name, child) for name, child in self.named_children() if child.state_dict()]
+        for module in (self, *(module for _, module in self.model_list)):
+            module.to(self.device)
         self._set_mode(training=training)
 
     def _set_mode(self, *, training: bool) -> None:
         self.training = training
-        for child in self.children():
-            child.train(training)
+        for module in (*self.children(), *(module for _, module in self.model_list)):
+            module.train(training)
 
     def _require_init(self, method: str) -> None:
         if not self.is_init:

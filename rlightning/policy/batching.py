@@ -58,11 +58,19 @@ def split_response(response: PolicyResponse, counts: Sequence[int], version: int
 
     Raises:
         ShapeError: If a field has another number of rows than the requests together.
+        TypeError: If it is no answer.
     """
     rows = sum(counts)
 
+    if not isinstance(response, PolicyResponse):
+        raise TypeError(f"rollout_step returned a {type(response).__name__}: a PolicyResponse is wanted")
+
     def host(leaf: Any) -> Any:
-        array = leaf.numpy(force=True) if isinstance(leaf, torch.Tensor) else leaf
+        if isinstance(leaf, torch.Tensor):
+            # numpy knows no bfloat16; float32 holds each of its values.
+            array = (leaf.float() if leaf.dtype is torch.bfloat16 else leaf).numpy(force=True)
+        else:
+            array = np.asarray(leaf)
         if not array.ndim or len(array) != rows:
             raise ShapeError(f"rollout_step answered {tuple(array.shape)} to {rows} rows: axis 0 must be the rows [N]")
         return array
@@ -91,8 +99,13 @@ def own_response(response: PolicyResponse, device: str) -> PolicyResponse:
 
 
 def versions_behind(data: TensorDictBase, version: int) -> int:
-    """Count how many versions the oldest weights that acted in data are behind; 0 where none are known."""
-    if "version" not in data.keys():  # noqa: SIM118 (a TensorDict is no dict)
+    """Count how many versions the oldest weights that acted in data are behind; 0 where none are known.
+
+    Whoever feeds a policy without a buffer may give it anything.
+    """
+    if not hasattr(data, "keys") or "version" not in data.keys():  # noqa: SIM118 (a TensorDict is no dict)
+        return 0
+    if not isinstance(data["version"], torch.Tensor):
         return 0
     known = data["version"][data["version"] >= 0]
     return version - int(known.min()) if known.numel() else 0

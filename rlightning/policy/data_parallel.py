@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed
+from torch import nn
 
 from rlightning.distributed import Communicator, GradientAverage, Group, ParallelMode, open_group
 from rlightning.errors import ConfigError, ProtocolError, WeightSyncError
@@ -147,6 +149,16 @@ class DataParallel:
             loss = loss * (samples * self.peers.size / total.item())
         torch.autograd.backward(loss)
 
+    def share_buffers(self, policy: BasePolicy) -> None:
+        """Take the buffers of the first train policy, after training.
+
+        Those of a normalisation of batches went their own way on each, by what each saw; ``DistributedDataParallel``
+        decides the same for them.
+        """
+        if self.peers.size > 1:
+            held = all_tensors(policy).values()
+            _take_over([tensor for tensor in held if not isinstance(tensor, nn.Parameter)], self.peers)
+
     def check_ranks(self, policy: BasePolicy) -> None:
         """Compare all that acts, bit for bit, with what the other train policies have.
 
@@ -179,18 +191,26 @@ class DataParallel:
                 f"the networks of the train policies {strange} have other names, shapes or dtypes than those of train "
                 f"policy 0: construct_network must build the same on all of them"
             )
-        with torch.no_grad():
-            flat = [tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in tensors.values()]
-            sent = torch.split(peers.broadcast_(torch.cat(flat)), [len(piece) for piece in flat])
-            for tensor, piece in zip(tensors.values(), sent, strict=True):
-                tensor.copy_(piece.clone().view(tensor.dtype).view(tensor.shape))
+        _take_over(list(tensors.values()), peers)
 
     def _average_over_peers(self, policy: BasePolicy) -> None:
         self._end_average()
         if self.peers.size > 1:
-            self._average = GradientAverage(policy.parameters(), self.peers)
+            modules = [policy, *(module for _, module in policy.model_list)]
+            self._average = GradientAverage(chain.from_iterable(map(nn.Module.parameters, modules)), self.peers)
 
     def _end_average(self) -> None:
         if self._average is not None:
             self._average.close()
             self._average = None
+
+
+def _take_over(tensors: Sequence[torch.Tensor], peers: Group) -> None:
+    """Copy the values of rank 0 into the tensors of all; nothing to do where there are none."""
+    if not tensors:
+        return
+    with torch.no_grad():
+        flat = [tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in tensors]
+        sent = torch.split(peers.broadcast_(torch.cat(flat)), [len(piece) for piece in flat])
+        for tensor, piece in zip(tensors, sent, strict=True):
+            tensor.copy_(piece.clone().view(tensor.dtype).view(tensor.shape))

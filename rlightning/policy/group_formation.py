@@ -19,12 +19,14 @@ class GroupFormation:
     Attributes:
         generation: How often groups were formed; 0 where there are none.
         options: Backend, and whether eval policies are left out, of the last time.
+        is_outdated: Whether somebody who has a rank has left, or somebody without one has come.
     """
 
     def __init__(self, members: Members) -> None:
         self._members = members
         self.generation = 0
         self.options: tuple[str, bool] = ("nccl", False)
+        self.is_outdated = False
 
     def form(self, backend: str, is_colocated: bool, transfers: Iterable[Transfer]) -> None:
         """Form the groups of those who are there; the ones of before are left.
@@ -34,7 +36,7 @@ class GroupFormation:
             is_colocated: Leave the eval policies out.
             transfers: Who sends weights to whom; pairs with somebody who is left out are left out.
         """
-        self.options = (backend, is_colocated)
+        self.options, self.is_outdated = (backend, is_colocated), False
         members = self._members
         handles = [*members.learners] if is_colocated else members.everybody()
         if not handles:
@@ -80,11 +82,16 @@ class GroupFormation:
             members.timeout_s,
         )
 
+    def dismiss(self, handle: WorkerHandle) -> None:
+        """Have one who has left the group leave its groups too; nobody waits for it, since its process may be gone."""
+        if self.generation and hasattr(handle.target, BasePolicy.close_comm_groups.__name__):
+            handle.call(BasePolicy.close_comm_groups)
+
     def leave(self) -> None:
         """Have all leave their groups; nobody waits for it, since one whose process is gone has left already."""
         if self.generation:
             for handle in self._members.everybody():
-                handle.call(BasePolicy.close_comm_groups)
+                self.dismiss(handle)
             self.generation = 0
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from rlightning.errors import ProtocolError
 from rlightning.policy.base_policy import BasePolicy
 from rlightning.policy.members import Members
-from rlightning.runtime import gather
+from rlightning.runtime import WorkerHandle, gather
 
 _OF_AN_ACTOR = ("role", "generator", "evaluation_generator")
 """What is an eval policy's own; what it acts with is the learner's."""
@@ -58,3 +58,12 @@ def load_learners(members: Members, state: Mapping[str, Any]) -> None:
     own += members.call(members.learners[len(own) :], BasePolicy.get_own_state)
     states: Sequence[Any] = [{**state["train"], **peer} for peer in own]
     members.call_each(members.learners, BasePolicy.load_training_state, states)
+
+
+def join_learners(members: Members, newcomer: WorkerHandle) -> None:
+    """Give a train policy the state of the first one; what is its own stays."""
+    train, own = gather(
+        [members.learner().call(BasePolicy.get_training_state), newcomer.call(BasePolicy.get_own_state)],
+        members.timeout_s,
+    )
+    newcomer.call(BasePolicy.load_training_state, {**train, **own}).result(members.timeout_s)

@@ -34,10 +34,11 @@ class Members:
         """Give those of a role; the list itself."""
         return self.learners if role is PolicyRole.TRAIN else self.actors
 
-    def add(self, worker: Any, role: PolicyRole) -> None:
+    def add(self, worker: Any, role: PolicyRole) -> WorkerHandle:
         """Take one more, as the last of its role."""
         held = self.of(role)
         held.append(as_handle(worker, f"{role.value}[{len(held)}]"))
+        return held[-1]
 
     def everybody(self) -> list[WorkerHandle]:
         """Give all, train policies first."""

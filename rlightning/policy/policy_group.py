@@ -15,8 +15,8 @@ from rlightning.observability.timer import Span, timing_table
 from rlightning.policy.base_policy import BasePolicy, PolicyRole
 from rlightning.policy.group_formation import GroupFormation
 from rlightning.policy.group_routing import GroupRouting, request_channel
-from rlightning.policy.group_state import check_numbers, gather_state, load_learners
-from rlightning.policy.group_weights import GroupWeights, log_mismatches
+from rlightning.policy.group_state import check_numbers, gather_state, join_learners, load_learners
+from rlightning.policy.group_weights import GroupWeights, log_mismatches, weight_carrier
 from rlightning.policy.members import NO_LEARNER, Members
 from rlightning.runtime import Call, Future, WorkerHandle, gather, together
 from rlightning.types import BatchedData, EnvMeta, EnvRet, PolicyResponse
@@ -78,13 +78,43 @@ class PolicyGroup:
         return [handle.target for handle in self._members.actors]
 
     def push(self, worker: Any, role: PolicyRole) -> None:
-        """Add a policy; an eval policy acts after the next ``sync_weights``."""
-        role = PolicyRole(role)
-        self._members.add(worker, role)
+        """Add a policy.
+
+        One that had the other role takes this one, and is to be initialised for it.
+
+        An eval policy acts after the next ``sync_weights``. A train policy goes on from the weights, optimizer state
+        and version of those that are initialised, and their communication groups are formed again with it.
+        """
+        role, members = PolicyRole(role), self._members
+        newcomer = members.add(worker, role)
         self._reroute()
+        self._outdate_groups(role)
+        try:
+            if hasattr(newcomer.target, BasePolicy.change_role.__name__):
+                newcomer.call(BasePolicy.change_role, role).result(members.timeout_s)
+            if role is PolicyRole.TRAIN and self._start is not None and len(members.learners) > 1:
+                self._join(newcomer, *self._start[:2])
+        except BaseException:
+            members.of(role).remove(newcomer)
+            self._reroute()
+            self._outdate_groups(role)
+            raise
+
+    def _join(self, newcomer: WorkerHandle, train_config: TrainConfig, env_meta: EnvMeta | None) -> None:
+        """Let a policy train from now on, from the weights, optimizer state and version of the others."""
+        members = self._members
+        if not all(hasattr(handle.target, BasePolicy.get_training_state.__name__) for handle in members.learners):
+            return  # a bare double has no state
+        self._set_seeds([newcomer], first=len(members.learners) - 1)
+        newcomer.call(BasePolicy.init_train, train_config, env_meta).result(members.timeout_s)
+        self.init_comm_group(*self._formation.options)
+        join_learners(members, newcomer)
+        members.call(members.learners, BasePolicy.envs_changed)
 
     def pop(self, role: PolicyRole) -> Any:
         """Remove the policy that came last and give it back.
+
+        Communication groups are formed again, before they are used next, by those who are left.
 
         Raises:
             ProtocolError: If there is none.
@@ -92,9 +122,11 @@ class PolicyGroup:
         members = self._members.of(PolicyRole(role))
         if not members:
             raise ProtocolError(f"there is no policy of role {PolicyRole(role).value!r} to remove")
-        worker = members.pop().target
+        handle = members.pop()
         self._reroute()
-        return worker
+        self._formation.dismiss(handle)
+        self._outdate_groups(PolicyRole(role))
+        return handle.target
 
     def convert_train_to_eval(self, num: int) -> None:
         """Let the last train policies act from now on; the others go on training where they are.
@@ -154,6 +186,17 @@ class PolicyGroup:
         members.call(members.learners, BasePolicy.envs_changed)
         self._push_anew()
 
+    def _outdate_groups(self, role: PolicyRole) -> None:
+        """Have communication groups formed again before they are used next, where somebody in them came or went."""
+        sends_by_groups = weight_carrier(self.config) == "collective"
+        if self._formation.generation and (role is PolicyRole.TRAIN or sends_by_groups):
+            self._formation.is_outdated = True
+
+    def _renew_groups(self) -> None:
+        """Form the communication groups again where they are not those of the policies that there are."""
+        if self._formation.is_outdated:
+            self.init_comm_group(*self._formation.options)
+
     # Start
 
     def init(self, train_config: TrainConfig, env_meta: EnvMeta | None = None, eval_config: Any | None = None) -> None:
@@ -170,6 +213,7 @@ class PolicyGroup:
 
     def init_train(self, train_config: TrainConfig, env_meta: EnvMeta | None = None) -> None:
         """Initialise the train policies, which start equal where they form a group."""
+        self._renew_groups()
         self._set_seeds(self._members.learners)
         self._members.together(self._members.learners, BasePolicy.init_train, train_config, env_meta)
         self._start = (train_config, env_meta, self._eval_config)
@@ -270,6 +314,7 @@ class PolicyGroup:
             raise ValueError(
                 f"{len(sample_data)} pieces of data for {len(self._members.learners)} train policies: one each"
             )
+        self._renew_groups()
         calls = [
             Call(handle, _hook(handle, BasePolicy._update_dataset, BasePolicy.update_dataset), (data,))
             for handle, data in zip(self._members.learners, sample_data, strict=True)
@@ -278,6 +323,7 @@ class PolicyGroup:
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train all train policies at once; returns what the first one reports."""
+        self._renew_groups()
         calls = [
             Call(handle, _hook(handle, BasePolicy._train, BasePolicy.train), args, kwargs)
             for handle in self._members.learners
@@ -291,6 +337,7 @@ class PolicyGroup:
         self, train_config: TrainConfig, env_meta: EnvMeta | None = None, seed: int | None = None
     ) -> None:
         """Bring all train policies back to their initial state, equal on all of them; the eval policies do not wait."""
+        self._renew_groups()
         self._members.together(self._members.learners, BasePolicy.reset_training_state, train_config, env_meta, seed)
         if self._formation.generation:
             self._members.together(self._members.learners, BasePolicy.dist_barrier, ParallelMode.TRAIN_DATA_PARALLEL)
@@ -349,6 +396,7 @@ class PolicyGroup:
         Returns:
             Their version; -1 without eval policies.
         """
+        self._renew_groups()
         return self._weights.send()
 
     def notify_update_weights(self) -> None:
@@ -464,7 +512,8 @@ class PolicyGroup:
         Args:
             reset: Start counting anew.
         """
-        handles = self._members.everybody()
+        everybody = self._members.everybody()
+        handles = [handle for handle in everybody if hasattr(handle.target, BasePolicy.take_timing.__name__)]
         timings = self._members.call(handles, BasePolicy.take_timing, reset)
         by_worker = {handle.name: timing for handle, timing in zip(handles, timings, strict=True)}
         print(timing_table(by_worker))  # noqa: T201 (it says print)

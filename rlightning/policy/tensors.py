@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from rlightning.weights.bundle import flatten_names, strip_wrappers
 from rlightning.weights.layout import NamedTensors
+
+if TYPE_CHECKING:
+    from rlightning.policy.base_policy import BasePolicy
 
 
 def acting_tensors(policy: nn.Module, models: Iterable[tuple[str, nn.Module]]) -> NamedTensors:
@@ -25,13 +29,35 @@ def acting_tensors(policy: nn.Module, models: Iterable[tuple[str, nn.Module]]) -
     return tensors
 
 
-def all_tensors(policy: nn.Module) -> dict[str, torch.Tensor]:
+def with_buffers(given: NamedTensors, models: Iterable[tuple[str, nn.Module]]) -> NamedTensors:
+    """Add the buffers that an author left out to what the author gives of some modules.
+
+    A module whose parameters are all given, under its own name, acts with its buffers too, such as the statistics of a
+    normalisation. Of what is given otherwise, the author says in full what acts.
+    """
+    whole = dict(given)
+    for name, module in models:
+        named = given.get(name)
+        if named is None:
+            continue
+        parameters = {strip_wrappers(key) for key, _ in module.named_parameters(remove_duplicate=False)}
+        if parameters <= named.keys():
+            state = {strip_wrappers(key): value for key, value in module.state_dict(keep_vars=True).items()}
+            whole[name] = {**named, **{key: value for key, value in state.items() if key not in named}}
+    return whole
+
+
+def all_tensors(policy: BasePolicy) -> dict[str, torch.Tensor]:
     """List all parameters and buffers that are kept, those of no model included; names as in ``acting_tensors``.
+
+    A model may be held by something else than an attribute of the policy.
 
     ``nn.Module.state_dict`` of the policy itself would not do: Ray wraps an actor's methods, which torch takes for
     overridden ones.
     """
-    modules = [*policy.named_children(), ("self", _OwnTensors(policy))]
+    known = set(policy.modules())
+    others = [(name, module) for name, module in policy._models() if module not in known]
+    modules = [*policy.named_children(), *others, ("self", _OwnTensors(policy))]
     states = {name: module.state_dict(keep_vars=True) for name, module in modules}
     return {strip_wrappers(name): tensor for name, tensor in flatten_names(states).items()}
 

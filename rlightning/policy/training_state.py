@@ -17,6 +17,8 @@ from rlightning.policy.tensors import all_tensors
 if TYPE_CHECKING:
     from rlightning.policy.base_policy import BasePolicy
 
+_OF_TORCH = vars(torch.nn.Module()).keys()
+"""What a module holds its parts in."""
 _STEPPERS = {"optimizers": torch.optim.Optimizer, "schedulers": torch.optim.lr_scheduler.LRScheduler}
 
 
@@ -104,10 +106,18 @@ def load_whole_state(policy: BasePolicy, state: Mapping[str, Any], *, act_only: 
 
 
 def steppers(policy: BasePolicy) -> dict[str, dict[str, Any]]:
-    """Find the optimizers and learning rate schedulers among the attributes of a policy: kind -> name -> object."""
+    """Find the optimizers and learning rate schedulers of a policy: kind -> name -> object.
+
+    They are attributes, or lie in a dict, list or tuple that is one: ``optimizer``, ``optimizers.critic``, ``heads.0``.
+    """
+    held = dict(vars(policy))
+    for attribute, value in vars(policy).items():
+        if type(value) is dict and attribute not in _OF_TORCH:
+            held.update((f"{attribute}.{key}", item) for key, item in value.items())
+        elif type(value) in (list, tuple):
+            held.update((f"{attribute}.{place}", item) for place, item in enumerate(value))
     return {
-        name: {key: value for key, value in vars(policy).items() if isinstance(value, kind)}
-        for name, kind in _STEPPERS.items()
+        name: {key: value for key, value in held.items() if isinstance(value, kind)} for name, kind in _STEPPERS.items()
     }
 
 

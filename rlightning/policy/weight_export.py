@@ -41,12 +41,12 @@ class WeightExport:
 
     def layout(self) -> Layout:
         """Say where each tensor that acts lies in the bytes that travel."""
-        return self._layout_of(self._policy.get_trainable_parameters())
+        return self._layout_of(self._policy._acting())
 
     def bundle(self) -> Bundle:
         """Copy all that acts, with its version."""
         with self._timer.measure("export"):
-            tensors = self._policy.get_trainable_parameters()
+            tensors = self._policy._acting()
             return pack(tensors, self._policy.version, self._layout_of(tensors))
 
     def send(self, receivers: Sequence[Any], buffer: Slots | None) -> Bundle | int:
@@ -61,7 +61,7 @@ class WeightExport:
         """Send to all members of the group of this sender; gives the version."""
         policy, group = self._policy, self._policy.group(ParallelMode.WEIGHT_TRANSFER)
         try:
-            tensors = policy.get_trainable_parameters()
+            tensors = policy._acting()
             layout = self._layout_of(tensors)
             flat = torch.zeros(layout.num_bytes, dtype=torch.uint8, device=policy.device)
             copy_all(layout.views(flat), tensors)
@@ -92,7 +92,7 @@ class WeightExport:
         self._handed_over = None
 
     def _write(self, buffer: Slots) -> None:
-        tensors = self._policy.get_trainable_parameters()
+        tensors = self._policy._acting()
         check_key(self._layout_of(tensors), buffer.layout.key, self._policy._who)
         with self._timer.measure("export"), buffer.writing(self._policy.version) as places:
             copy_all(places, tensors)

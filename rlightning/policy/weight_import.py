@@ -15,6 +15,7 @@ from rlightning.errors import ProtocolError, WeightSyncError
 from rlightning.observability.timer import Timer
 from rlightning.policy.gate import RolloutGate
 from rlightning.policy.memory import Part
+from rlightning.policy.tensors import with_buffers
 from rlightning.policy.updater import Updater
 from rlightning.policy.weight_export import NOTHING_COMES
 from rlightning.weights.bundle import Bundle, BundlePart, check_same_layout, flatten_names
@@ -163,7 +164,7 @@ class WeightImport:
         """Compare layouts; where they differ, name the tensors that do."""
         layout = self._policy.weight_layout()
         if layout.key != bundle.layout.key:
-            named = flatten_names(self._policy.get_trainable_parameters())
+            named = flatten_names(self._policy._acting())
             check_same_layout(named, flatten_names(bundle.views()), self._policy.__class__.__name__, bundle.version)
             check_key(layout, bundle.layout.key, self._policy._who)
 
@@ -180,7 +181,7 @@ class WeightImport:
             self._check_newer(version)
             # A failure is noted before the gate opens: nobody shall act with what was loaded half.
             with self._timer.measure("import"), self._gate.update(), self._noting_failure():
-                self._policy.load_state_dict(tensors, version=version)
+                self._load(tensors, version)
                 self._policy.version = version
         return version
 
@@ -203,8 +204,26 @@ class WeightImport:
                     point_all(self._policy.get_trainable_parameters(), tensors)
                     self._adopted = slots, stamp
                 else:
-                    self._policy.load_state_dict(tensors, version=version)
+                    self._load(tensors, version)
                 self._policy.version = version
+
+    def _load(self, tensors: NamedTensors, version: int) -> None:
+        """Load by ``load_state_dict`` what the policy lists itself, and copy the buffers that an author left out."""
+        policy = self._policy
+        if policy._lists_plainly:
+            policy.load_state_dict(tensors, version=version)
+            return
+        listed = policy.get_trainable_parameters()
+        acting, given = with_buffers(listed, policy._models()), tensors
+        left_out = flatten_names(acting).keys() - flatten_names(listed).keys()
+        if left_out:
+            check_same_layout(flatten_names(acting), flatten_names(tensors), policy._who, version)
+            given = {module: {name: tensors[module][name] for name in named} for module, named in listed.items()}
+        policy.load_state_dict(given, version=version)
+        with torch.no_grad():
+            for module, name, tensor in each(acting):
+                if f"{module}.{name}" in left_out:
+                    tensor.copy_(tensors[module][name])
 
     def announce(self) -> None:
         """Update from the buffer, where there is one: at once where no request is in flight, else by the thread."""
@@ -246,7 +265,10 @@ class WeightImport:
 
     def _check_newer(self, version: int) -> None:
         if version < self._policy.version:
-            raise WeightSyncError(f"weights of version {version} came after those of version {self._policy.version}")
+            raise WeightSyncError(
+                f"weights of version {version} came after those of version {self._policy.version}: a group goes back "
+                f"to an older state by PolicyGroup.load_training_state"
+            )
 
     def _may_adopt(self) -> bool:
         """Tell whether tensors can be exchanged by pointer: nobody loads in a way of their own, all on one device."""

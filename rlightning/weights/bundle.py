@@ -180,7 +180,12 @@ def check_same_layout(
 
 def norms(tensors: Mapping[str, torch.Tensor]) -> dict[str, float]:
     """Give the L2 norm of each tensor."""
-    return {name: float(torch.linalg.vector_norm(tensor.detach().double())) for name, tensor in tensors.items()}
+
+    def norm(tensor: torch.Tensor) -> float:
+        wide = torch.complex128 if tensor.is_complex() else torch.float64
+        return float(torch.linalg.vector_norm(tensor.detach().to(wide)))
+
+    return {name: norm(tensor) for name, tensor in tensors.items()}
 
 
 def digests(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:

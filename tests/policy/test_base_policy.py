@@ -510,6 +510,16 @@ def test_a_users_own_update_that_fails_is_not_reported_done():
     assert policy.get_num_requests() == 0
 
 
+def test_a_module_that_takes_the_place_of_another_one_acts_and_is_saved():
+    policy, other = learner(), actor()
+    policy.net = nn.Linear(2, 2)
+    assert policy.get_trainable_parameters()["net"]["weight"] is policy.net.weight
+    assert torch.equal(policy.get_training_state()["modules"]["net.weight"], policy.net.weight)
+    policy.net = nn.Linear(2, 3)
+    with pytest.raises(WeightSyncError, match=r"net\.weight is \(3, 2\) torch\.float32, expected \(2, 2\)"):
+        other.import_bundle(policy.export_bundle())
+
+
 def test_load_state_dict_takes_what_get_trainable_parameters_gives():
     source, policy = learner(), learner(seed=8)
     policy.load_state_dict(source.get_trainable_parameters())
@@ -578,6 +588,29 @@ def test_a_run_that_resumes_equals_one_that_was_not_stopped(tmp_path):
     assert got + trained(resumed, 4) == expected
     assert resumed.get_bundle_digest() == whole.get_bundle_digest()
     assert torch.equal(torch.rand(3, generator=resumed.generator), torch.rand(3, generator=whole.generator))
+
+
+@pytest.mark.parametrize("container", [dict, list, tuple])
+def test_optimizers_that_lie_in_a_container_are_kept_too(container, tmp_path):
+    class Several(LinearPolicy):
+        optimizer = property(lambda self: self.steps["main"] if container is dict else self.steps[0])
+        scheduler = property(lambda self: self.steps["falls"] if container is dict else self.steps[1])
+
+        def setup_optimizer(self, optim_cfg):
+            optimizer = torch.optim.Adam(self.net.parameters(), self.train_config.lr)
+            pair = {"main": optimizer, "falls": torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, 10)}
+            self.steps = pair if container is dict else container(pair.values())
+
+    whole, stopped = learner(Several), learner(Several)
+    expected = trained(whole, 5)
+    got = trained(stopped, 3)
+    stopped.save_checkpoint(tmp_path / "c")
+    resumed = learner(Several, seed=99)
+    resumed.load_checkpoint(tmp_path / "c")
+    assert got + trained(resumed, 2) == expected
+    assert resumed.get_bundle_digest() == whole.get_bundle_digest()
+    resumed.change_role(PolicyRole.EVAL)
+    assert not hasattr(resumed, "steps")
 
 
 def test_training_does_not_change_a_state_that_was_taken(tmp_path):
@@ -678,6 +711,71 @@ def test_the_optimizer_section_reaches_setup_optimizer():
 
     learner(Asking, optim_cfg=OptimConfig(name="sgd"))
     assert seen == [(OptimConfig(name="sgd"), TRAIN)]
+
+
+@pytest.mark.parametrize("anything", [None, 3, [1, 2], "piece", torch.ones(2), {"version": 4}])
+def test_a_policy_that_is_fed_by_hand_may_be_given_anything(anything):
+    policy = learner()
+    assert policy._update_dataset(anything) == 0
+    assert policy.dataset is anything
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "words"),
+    [
+        (None, TypeError, "rollout_step returned a NoneType: a PolicyResponse is wanted"),
+        (torch.ones(2), TypeError, "rollout_step returned a Tensor"),
+        (PolicyResponse(torch.ones(2), extras={"scale": 0.5}), ShapeError, r"answered \(\) to 2 rows"),
+    ],
+)
+def test_an_answer_that_is_none_says_what_is_wanted(answer, error, words):
+    class Answering(Bare):
+        def rollout_step(self, env_ret):
+            return answer
+
+    with pytest.raises(error, match=words):
+        actor(Answering, weights_from=learner(Answering))._rollout(request(2))
+
+
+def test_an_answer_in_bfloat16_comes_with_the_same_values_in_float32():
+    class Coarse(Bare):
+        def rollout_step(self, env_ret):
+            return PolicyResponse(env_ret.observation.bfloat16() + 0.5)
+
+    action = actor(Coarse, weights_from=learner(Coarse))._rollout(request(2)).action
+    assert action.dtype == np.float32
+    assert action.tolist() == [[0.5, 0.5], [1.5, 1.5]]
+
+
+def test_postprocess_may_give_anything_and_a_new_answer_keeps_its_version():
+    class Finishing(Bare):
+        def postprocess(self, env_ret=None, policy_resp=None):
+            return {"sum": env_ret.observation.sum(1)} if policy_resp is None else PolicyResponse(policy_resp.action)
+
+    policy = actor(Finishing, weights_from=learner(Finishing))
+    assert policy._postprocess(request(2))["sum"].tolist() == [0.0, 2.0]
+    assert policy._postprocess(None, policy._rollout(request(2))).version == 0
+
+
+def test_what_is_asked_of_networks_that_are_not_there_yet_says_so(tmp_path):
+    policy = LinearPolicy(PolicyConfig(), PolicyRole.TRAIN)
+    for ask, args in [
+        (policy.get_param_fingerprint, ()),
+        (policy.get_bundle_digest, ()),
+        (policy.save_checkpoint, (tmp_path / "c",)),
+        (policy.load_checkpoint, (tmp_path / "c",)),
+    ]:
+        with pytest.raises(ProtocolError, match="call init_train before"):
+            ask(*args)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_norm_of_complex_numbers_is_that_of_both_parts():
+    class Complex(Bare):
+        def construct_network(self, env_meta, *args, **kwargs):
+            self.register_buffer("phase", torch.tensor([3.0 + 4.0j]))
+
+    assert learner(Complex).get_param_fingerprint() == {"self.phase": 5.0}
 
 
 def test_the_lag_is_that_of_the_oldest_known_weights_and_nothing_lags_in_an_empty_piece():

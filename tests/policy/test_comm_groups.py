@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 
 from rlightning.config import PolicyConfig, TrainConfig
 from rlightning.distributed import ParallelMode
@@ -189,10 +190,52 @@ def test_ranks_that_differ_are_found_by_name(crew):
     group = crew.group(Peer, actors=0)
     group.init_comm_group()
     group.init_train(TrainConfig(check_ranks_interval=2))
+    ask_all(group.train_list[1:], Peer.spoil, "net.weight")
+    train(group, [1.0], [2.0])
+    with pytest.raises(WorkerError, match=r"after epoch 2 train policy 1 differs .* 1 of 2 tensors: net\.weight"):
+        train(group, [1.0], [2.0])
+
+
+def test_learners_agree_on_the_statistics_of_batches_that_each_saw_its_own_of(crew):
+    group = crew.group(Peer)
+    group.init_comm_group()
+    group.init(TRAIN)
     ask_all(group.train_list[1:], Peer.spoil, "self.seen")
     train(group, [1.0], [2.0])
-    with pytest.raises(WorkerError, match=r"after epoch 2 train policy 1 differs .* 1 of 2 tensors: self\.seen"):
-        train(group, [1.0], [2.0])
+    first, second = ask_all(group.train_list, BasePolicy.get_bundle_digest)
+    assert first == second
+    # So it does not matter which of them sends to whom.
+    group.sync_weights()
+    assert group.compare_weights() == []
+
+
+class Unregistered(Peer):
+    """Holds its network in a dict, and names it in the model list."""
+
+    def construct_network(self, env_meta, *args, **kwargs):
+        self.held = {"net": nn.Linear(1, 1, bias=False)}
+        self.model_list = [("net", self.net)]
+
+    @property
+    def net(self):
+        return self.held["net"]
+
+
+def test_a_model_that_is_no_attribute_starts_equal_is_averaged_and_saved(tmp_path):
+    group = Crew("local").group(Unregistered, actors=1)
+    group.init_comm_group()
+    group.init(TRAIN)
+    first, second = group.train_list
+    assert first.get_weight() == second.get_weight()
+    assert first.net.training
+    assert not group.eval_list[0].net.training
+    # As in the test of a plain backward.
+    assert train(group, [1.0, 3.0], [8.0])["weight"] == pytest.approx(5.0)
+    assert second.get_weight() == pytest.approx(5.0)
+    group.save_checkpoint(tmp_path / "c")
+    train(group, [1.0], [1.0])
+    first.load_checkpoint(tmp_path / "c")
+    assert first.get_weight() == pytest.approx(5.0)
 
 
 @pytest.mark.parametrize("broken", [(1,), (0,), (0, 1)])

@@ -403,6 +403,38 @@ def test_a_bare_double_with_just_the_hooks_works(runtime):
     assert ask(actor, RolloutOnly.get_calls) == ["init_eval", *["_rollout"] * 2, *["_postprocess"] * 2]
 
 
+def test_a_bare_double_may_have_a_rank_and_come_and_go(capsys):
+    class Ranked(RolloutOnly):
+        def _get_node_id(self):
+            return "local"
+
+        def _get_gpu_ids(self):
+            return []
+
+        def _get_addr_and_port(self):
+            return "127.0.0.1", 1
+
+        def init_distributed_env(self, rank, *args, **kwargs):
+            self.calls.append(f"rank {rank}")
+
+        def init_single_comm_group(self, ranks, mode, backend):
+            self.calls.append(mode.value)
+
+    first, second, actor = (Ranked() for _ in range(3))
+    group = PolicyGroup([first], [actor], CONFIG)
+    group.init_comm_group()
+    group.init(TRAIN)
+    group.push(second, PolicyRole.TRAIN)
+    assert group.train() == {"loss": 1.0}
+    assert second.calls == ["rank 1", "intra_node", "train_data_parallel", "train"]
+    assert group.pop(PolicyRole.TRAIN) is second
+    group.train()
+    assert [call for call in first.calls if call.startswith("rank")] == ["rank 0"] * 3
+    group.print_timing_summary()
+    assert capsys.readouterr().out.split() == ["worker", "name", "count", "total", "s", "average", "ms"]
+    group.shutdown()
+
+
 @pytest.mark.ray
 @pytest.mark.parametrize("policies", [pytest.param("ray", marks=pytest.mark.ray)], indirect=True)
 def test_local_and_remote_policies_work_in_one_group(policies):

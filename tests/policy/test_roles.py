@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rlightning.config import PolicyConfig, TrainConfig
-from rlightning.errors import ProtocolError
+from rlightning.errors import ProtocolError, WorkerError
 from rlightning.policy.base_policy import BasePolicy, PolicyRole
 from rlightning.policy.policy_group import PolicyGroup
 from rlightning.runtime import as_handle, gather
@@ -85,3 +85,84 @@ def test_a_policy_with_another_role_must_be_initialised_for_it():
         policy.init_train(TrainConfig())
     policy.init_eval()
     assert isinstance(policy, BasePolicy)
+
+
+# Policies that come and go
+
+
+def started(learners=1, actors=1, config=None):
+    """A group of this process whose weights are 0; its rate is 0.5, and its momentum 0.5."""
+    config = PolicyConfig() if config is None else config
+    roles = [PolicyRole.TRAIN] * learners + [PolicyRole.EVAL] * actors
+    policies = [Peer(config, role) for role in roles]
+    group = PolicyGroup(policies[:learners], policies[learners:], config, call_timeout_s=20.0)
+    group.init_comm_group()
+    group.init(TrainConfig(max_epochs=10, lr=0.5))
+    for policy in group.train_list:
+        policy.set_weight(0.0)
+    return group
+
+
+@pytest.mark.parametrize("is_initialised", [False, True])
+@pytest.mark.parametrize("learners", [1, 2])
+def test_a_train_policy_that_joins_goes_on_from_the_state_of_the_others(learners, is_initialised):
+    group = started(learners)
+    # The gradient is w minus the mean: v = -2, w = 1.
+    assert train(group, *[[2.0]] * learners) == pytest.approx(1.0)
+    newcomer = Peer(group.config, PolicyRole.TRAIN)
+    if is_initialised:
+        newcomer.init_train(TrainConfig(max_epochs=10, lr=0.5))
+    group.push(newcomer, PolicyRole.TRAIN)
+    assert group.train_list[-1] is newcomer
+    assert (newcomer.version, newcomer.epoch, newcomer.world_size) == (1, 1, learners + 1)
+    # v = -1 + (1 - 3) = -3, w = 2.5, on all of them.
+    train(group, *[[3.0]] * learners, [3.0])
+    assert [policy.get_weight() for policy in group.train_list] == pytest.approx([2.5] * (learners + 1))
+    assert push(group) == 2
+    assert group.compare_weights() == []
+
+
+def test_nobody_waits_for_a_train_policy_that_has_left():
+    group = started(3)
+    train(group, [2.0], [2.0], [2.0])
+    left = group.pop(PolicyRole.TRAIN)
+    # v = -1 + (1 - 3) = -3, w = 2.5: the mean of those who are left.
+    assert train(group, [2.0], [4.0]) == pytest.approx(2.5)
+    assert [policy.world_size for policy in group.train_list] == [2, 2]
+    assert left.get_groups() == {}
+    # It may act instead, and for that it is to be initialised.
+    group.push(left, PolicyRole.EVAL)
+    with pytest.raises(WorkerError, match="call init_eval before"):
+        push(group)
+    left.init_eval()
+    push(group)
+    assert [answer.action.item() for answer in answers(group, 2)] == pytest.approx([2.5, 2.5])
+
+
+def test_a_train_policy_that_cannot_join_leaves_the_others_as_they_were():
+    class Broken(Peer):
+        def setup_optimizer(self, optim_cfg):
+            raise ArithmeticError("no optimizer")
+
+    group = started(2)
+    train(group, [2.0], [2.0])
+    with pytest.raises(WorkerError, match="no optimizer"):
+        group.push(Broken(group.config, PolicyRole.TRAIN), PolicyRole.TRAIN)
+    assert len(group.train_list) == 2
+    assert train(group, [2.0], [4.0]) == pytest.approx(2.5)
+
+
+@pytest.mark.parametrize("strategy", ["None", "Double"])
+def test_a_broadcast_of_weights_reaches_those_who_are_there(strategy):
+    config = PolicyConfig(weight_buffer={"buffer_strategy": strategy, "transport": "collective"})
+    group = started(1, 2, config)
+    group.init_weight_buffer()
+    assert push(group) == 0
+    left = group.pop(PolicyRole.EVAL)
+    train(group, [2.0])
+    assert push(group) == 1
+    left.init_eval()
+    group.push(left, PolicyRole.EVAL)
+    train(group, [2.0])
+    assert push(group) == 2
+    assert group.compare_weights() == []

@@ -11,7 +11,7 @@ from torch import nn
 from rlightning.errors import ProtocolError, WeightSyncError, WorkerError
 from rlightning.policy.base_policy import PolicyRole
 from rlightning.policy.policy_group import PolicyGroup
-from tests.policy.policies import EveryKind, Numbered, OwnLoading, batch
+from tests.policy.policies import Bare, EveryKind, Numbered, OwnLoading, batch
 from tests.policy.pushes import STRATEGIES, TRAIN, config_for, push
 
 
@@ -240,3 +240,42 @@ def test_weights_that_another_thread_asks_for_are_not_those_of_half_a_training_s
         thread.join(60)
     tensors = [tensor for module in sent[0].views().values() for tensor in module.values()]
     assert {float(number) for tensor in tensors for number in tensor.unique()} == {1.0}
+
+
+class ParametersOnly(Bare):
+    """Lists and loads nothing but parameters, in a way that knows no other names."""
+
+    def construct_network(self, env_meta, *args, **kwargs):
+        self.net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+        self.critic = nn.BatchNorm1d(2)
+
+    def get_trainable_parameters(self):
+        return {"net": dict(self.net.named_parameters())}
+
+    def load_state_dict(self, state_dict, *args, **kwargs):
+        with torch.no_grad():
+            for name, value in state_dict["net"].items():
+                self.net.get_parameter(name).copy_(value)
+
+    def train(self, *args, **kwargs):
+        for module in (self.net, self.critic):
+            module(torch.randn(8, 2))  # batch normalisation takes note of what it sees
+        return {}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_buffers_that_an_author_leaves_out_travel_with_the_parameters_of_their_module(strategy):
+    learner, actor, group = local_pair(strategy, ParametersOnly)
+    learner._train()
+    assert {mismatch.name for mismatch in group.compare_weights()} == {
+        "version",
+        "net.1.running_mean",
+        "net.1.running_var",
+        "net.1.num_batches_tracked",
+    }
+    push(group)
+    assert group.compare_weights() == []
+    for held, given in zip(actor.net.state_dict().values(), learner.net.state_dict().values(), strict=True):
+        assert torch.equal(held, given)
+    # Of a module that is not listed, nothing is sent.
+    assert (learner.critic.num_batches_tracked, actor.critic.num_batches_tracked) == (1, 0)
