@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
@@ -25,6 +26,8 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
 from rlightning.errors import CheckpointError
+
+logger = logging.getLogger(__name__)
 
 FORMAT = 1
 """Version of the layout, written into every manifest."""
@@ -43,18 +46,18 @@ def save_state(folder: Path | str, states: Mapping[str, Any]) -> Path:
         states: Nested state by name; the names become file names.
 
     Raises:
-        CheckpointError: If a key or a leaf cannot be stored; names its path.
+        CheckpointError: If a key or a leaf cannot be stored; names its path. If the disk is full or the like.
         ValueError: If a name cannot be that of a file.
     """
     folder = Path(folder)
     for name in states:
         if Path(name).name != name or f"{name}.json" == _MANIFEST:
             raise ValueError(f"a state cannot be called {name!r}: its name becomes that of a file")
-    folder.parent.mkdir(parents=True, exist_ok=True)
     fresh = folder.parent / f".{folder.name}.new-{os.getpid()}"
-    shutil.rmtree(fresh, ignore_errors=True)
-    fresh.mkdir()
     try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(fresh, ignore_errors=True)
+        fresh.mkdir()
         sums: dict[str, str] = {}
         for name, state in states.items():
             structure, tensors = _serialise(name, state)
@@ -62,6 +65,10 @@ def save_state(folder: Path | str, states: Mapping[str, Any]) -> Path:
             _write(fresh / f"{name}.safetensors", tensors, sums)
         _write(fresh / _MANIFEST, json.dumps({"format": FORMAT, "sha256": sums}, indent=1).encode(), {})
         _replace(fresh, folder)
+    except OSError as error:
+        raise CheckpointError(
+            f"{folder} cannot be written ({error.strerror or error}); those that were written before are whole"
+        ) from error
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
     return folder
@@ -133,8 +140,11 @@ def newest_whole(parent: Path | str) -> Path:
     places = {path for path in found if not path.name.startswith(".")}
     places |= {path.with_name(path.name[1 : -len(_ASIDE)]) for path in found if _ASIDE_NAME.fullmatch(path.name)}
     folders = sorted(places, reverse=True)
-    for folder in folders:
+    for place, folder in enumerate(folders):
         if is_whole(folder):
+            if place:
+                damaged = ", ".join(path.name for path in folders[:place])
+                logger.warning("%s is taken, since what is newer is damaged: %s", folder, damaged)
             return folder
     if not folders:
         raise CheckpointError(f"there is no checkpoint in {parent}")

@@ -181,8 +181,10 @@ def test_a_failure_while_writing_leaves_the_old_one_whole_and_no_litter(tmp_path
             patch.setattr(Path, "rename", fail_second)
         else:
             patch.setattr(checkpoint, step, fail)
-        with pytest.raises((KeyboardInterrupt, OSError)):
+        with pytest.raises((KeyboardInterrupt, CheckpointError)) as caught:
             save_state(tmp_path / "c", {"a": {"step": 8}})
+    if step == "second rename":
+        assert f"{tmp_path / 'c'} cannot be written (disk full)" in str(caught.value)
     assert calls
     assert [path.name for path in tmp_path.iterdir()] == ["c"]
     assert same(load_state(tmp_path / "c"), STATES)
@@ -315,7 +317,7 @@ def test_a_manifest_of_another_kind_is_refused_by_name(tmp_path, manifest):
         load_state(folder)
 
 
-def test_the_newest_whole_checkpoint_is_found_past_damaged_and_unfinished_ones(tmp_path):
+def test_the_newest_whole_checkpoint_is_found_past_damaged_and_unfinished_ones(tmp_path, caplog):
     for epoch in (8, 9, 10, 11):
         save_state(tmp_path / f"epoch-{epoch:08d}", {"a": {"epoch": epoch}})
     (tmp_path / "epoch-00000011" / "a.json").write_text("{}")
@@ -324,6 +326,9 @@ def test_the_newest_whole_checkpoint_is_found_past_damaged_and_unfinished_ones(t
     (tmp_path / "last").symlink_to("epoch-00000008")
     (tmp_path / "zzz.txt").write_text("no folder")
     assert newest_whole(tmp_path).name == "epoch-00000010"
+    assert [record.message for record in caplog.records] == [
+        f"{tmp_path / 'epoch-00000010'} is taken, since what is newer is damaged: epoch-00000012, epoch-00000011"
+    ]
 
 
 def test_without_a_whole_checkpoint_the_damaged_ones_are_named(tmp_path):

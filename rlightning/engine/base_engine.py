@@ -6,6 +6,7 @@ import gc
 import logging
 from abc import ABC, abstractmethod
 from collections import Counter, deque
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -197,9 +198,9 @@ class BaseEngine(ABC):
                 f"the data of epoch {self.epoch} were made by weights {lag} versions older than the learner's: publish "
                 f"after every learn"
             )
-        metrics = self.policy_group.train()
+        metrics = _numbers(self.policy_group.train())
         self.buffer.clear()
-        return {**(metrics or {}), "policy/version_lag": float(lag)}
+        return {**metrics, "policy/version_lag": float(lag)}
 
     max_version_lag: int = 0
     """Versions that data may be behind the learner."""
@@ -371,3 +372,18 @@ class BaseEngine(ABC):
 def _due(epoch: int, interval: int, last: bool) -> bool:
     """Say whether something that happens every ``interval`` epochs, and at the end, happens now."""
     return last or (interval > 0 and epoch % interval == 0)
+
+
+def _numbers(metrics: Any) -> dict[str, float]:
+    """Take what a policy's ``train`` returned: numbers by name, or nothing."""
+    if metrics is None:
+        return {}
+    if not isinstance(metrics, Mapping):
+        raise ProtocolError(f"train must return numbers by name, or None, and returned a {type(metrics).__name__}")
+    numbers = {}
+    for name, value in metrics.items():
+        try:
+            numbers[name] = float(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ProtocolError(f"train returned no number as {name!r}: {type(value).__name__}, {error}") from error
+    return numbers

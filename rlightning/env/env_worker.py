@@ -135,7 +135,7 @@ class EnvWorker:
                 last = EnvRet.from_reset(first.observation, self._num_envs)
                 last.info = first.info
                 ret = self._own(last)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # an env that ends the program has failed
             self._blame(error, "reset")
         self._is_seeded = True
         self._last = last
@@ -168,7 +168,7 @@ class EnvWorker:
                 is_taken = True
                 last = self._env.step(PolicyResponse(owned))
                 ret = self._own(last)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # an env that ends the program has failed
             # An action that the env cannot have had is the policy's fault.
             self._blame(error, "step", is_envs=is_taken)
         self._last = last
@@ -307,7 +307,7 @@ class EnvWorker:
     def _episode(self, return_: float, length: int, truncated: bool, sub_env: int) -> Episode:
         return Episode(return_, length, truncated, self._task, self._index, sub_env)
 
-    def _blame(self, error: Exception, method: str, *, is_envs: bool = True) -> NoReturn:
+    def _blame(self, error: Exception | SystemExit, method: str, *, is_envs: bool = True) -> NoReturn:
         """Say who, where and when; what the env raised becomes the cause."""
         is_ours = isinstance(error, WorkerError | ShapeError)
         text = getattr(error, "message", str(error)) if is_ours else f"{type(error).__name__}: {error}"

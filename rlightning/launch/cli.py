@@ -99,12 +99,10 @@ def resume(run: _Run) -> None:
         rlightning resume runs/ppo_cartpole-20250131-120000
     """
     with _exit_codes():
-        from rlightning.launch.load import load_config
+        from rlightning.launch.run import open_folder
         from rlightning.launch.run import resume as resume_training
-        from rlightning.observability.run_folder import RunFolder
 
-        folder = RunFolder.open(run)
-        load_config(str(folder.config_path))
+        folder = open_folder(run)
         resume_training(folder, _console())
         _show_curve(folder.metrics_path)
 

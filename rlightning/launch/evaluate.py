@@ -22,6 +22,7 @@ from rlightning.env.env_worker import EnvWorker, Episode
 from rlightning.errors import CheckpointError, MissingDependency, RLightningError
 from rlightning.launch.assemble import assemble
 from rlightning.launch.load import load_config
+from rlightning.launch.run import open_folder
 from rlightning.observability.logs import log_to_console
 from rlightning.observability.run_folder import RunFolder
 from rlightning.registry import lookup
@@ -64,7 +65,7 @@ def evaluate_run(request: EvalRequest, console: Console) -> None:
         CheckpointError: If there is no such run or checkpoint.
         ConfigError: If the run's configuration cannot be loaded.
     """
-    run = RunFolder.open(request.run)
+    run = open_folder(request.run)
     checkpoint = _find_checkpoint(run, request.checkpoint)
     config = _for_evaluation(load_config(str(run.config_path)).config, request)
     log_to_console(config.log.level)

@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Iterator
+from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 
-from rlightning.errors import CheckpointError, ConfigError, MissingDependency, PlacementError, UnsupportedSpace
+import rlightning
+from rlightning.errors import (
+    CheckpointError,
+    ConfigError,
+    MissingDependency,
+    PlacementError,
+    RLightningError,
+    UnsupportedSpace,
+)
 
 EXIT_FAILED, EXIT_BAD_CONFIG, EXIT_INTERRUPTED = 1, 2, 130
 """A run that failed; a configuration that cannot be run; Ctrl-C."""
 
 _SELF_EXPLAINING = (CheckpointError, MissingDependency, PlacementError, UnsupportedSpace)
 """Errors whose message says all; a traceback would bury it."""
+
+_OURS = str(Path(rlightning.__file__).parent)
+_FRAMES = 12
+"""Calls of a traceback that are shown at most, the innermost ones."""
 
 
 def print_problems(error: ConfigError) -> None:
@@ -30,20 +44,47 @@ def print_problems(error: ConfigError) -> None:
 
 
 def print_failure(error: Exception) -> None:
-    """Show what ended a run on standard error, with the traceback where the message does not say all."""
+    """Show what ended a run on standard error, with ``short_trace`` where the message does not say all.
+
+    The log of the run has the whole traceback.
+    """
     console = _stderr()
     if not isinstance(error, _SELF_EXPLAINING):
-        console.print("".join(traceback.format_exception(error)), markup=False)
+        console.print(short_trace(error), markup=False)
     console.print(f"[bold red]failed:[/] {escape(f'{type(error).__name__}: {error}')}")
+
+
+def short_trace(error: BaseException) -> str:
+    """Write the traceback of what an error stands for from the first call of code outside of this package on.
+
+    Where the exception came from another process, the note that it brought has that traceback. An error that this
+    package raised on purpose about what it was given has none.
+    """
+    *outer, root = causes(error)
+    frames = list(traceback.extract_tb(root.__traceback__))
+    foreign = [index for index, frame in enumerate(frames) if not frame.filename.startswith(_OURS)]
+    if foreign:
+        frames = frames[max(0, foreign[0] - 1) :]  # the call before tells what this package wanted of that code
+    elif isinstance(root, RLightningError):
+        frames = []
+    lines = ["Traceback (most recent call last):\n", *traceback.format_list(frames[-_FRAMES:])] if frames else []
+    lines += traceback.format_exception_only(root)
+    lines += [f"{note}\n" for each in outer for note in getattr(each, "__notes__", ())]
+    return "".join(lines)
 
 
 def config_error_in(error: BaseException | None) -> ConfigError | None:
     """Find the configuration error that an error, such as that of a worker, stands for; None if there is none."""
-    while error is not None:
-        if isinstance(error, ConfigError):
-            return error
+    return next((cause for cause in causes(error) if isinstance(cause, ConfigError)), None)
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Give an error, its cause, the cause of that and so on; each once, as ``raise error from error`` is possible."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
         error = error.__cause__
-    return None
 
 
 def _stderr() -> Console:

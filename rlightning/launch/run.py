@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import logging
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +17,7 @@ from rich.markup import escape
 from rlightning.checkpoint import load_state
 from rlightning.config import Config
 from rlightning.engine.recorder import CheckpointFolder, FolderRecorder
-from rlightning.errors import ConfigError
+from rlightning.errors import CheckpointError, ConfigError
 from rlightning.launch.assemble import assemble
 from rlightning.launch.context import RunContext, current_run
 from rlightning.launch.load import LoadedConfig, load_config
@@ -27,6 +29,8 @@ from rlightning.observability.run_folder import RunFolder
 from rlightning.observability.sinks import read_metrics
 from rlightning.observability.trace import TraceFile
 
+logger = logging.getLogger(__name__)
+
 
 @contextmanager
 def open_run(run: RunFolder, *, first_epoch: int = 0, resumed_at: int | None = None) -> Iterator[None]:
@@ -36,20 +40,43 @@ def open_run(run: RunFolder, *, first_epoch: int = 0, resumed_at: int | None = N
         run: The folder.
         first_epoch: Epochs that are done already.
         resumed_at: Env steps of the checkpoint that the run goes on from; None for a new run.
+
+    Raises:
+        CheckpointError: If another process records in the folder.
     """
     config = run.config
     log_to_console(config.log.level)
-    sink = run.open_sinks(resumed_at)
-    with ProgressDisplay(config.train.max_epochs, first_epoch, enabled=config.log.progress) as progress:
+    shown = ProgressDisplay(config.train.max_epochs, first_epoch, enabled=config.log.progress)
+    with _alone_in(run), shown as progress:
+        sink = run.open_sinks(resumed_at)
         trace_file = TraceFile(run.trace_path) if config.log.trace else None
         recorder = FolderRecorder(sink, run.checkpoints, config.train.keep_checkpoints, progress.update, trace_file)
         token = current_run.set(RunContext(recorder, run.logs, run.path))
         try:
             yield
+        except Exception:
+            # Whoever started the run shows what a person needs of it; here nothing is left out.
+            logger.exception("the run failed", extra={"in_file_only": True})
+            raise
         finally:
             current_run.reset(token)
             sink.close()
             draw_curve(read_metrics(run.metrics_path), run.curve_path, run.name)
+
+
+@contextmanager
+def _alone_in(run: RunFolder) -> Iterator[None]:
+    """Hold the folder of a run for this process; the system lets go of it when the process ends, however it does."""
+    with run.config_path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise CheckpointError(
+                f"another process is at work in {run.path}: wait until it ends, or end it, and resume the run then"
+            ) from error
+        except OSError as error:
+            logger.debug("%s is on a file system without locks: %s", run.path, error)
+        yield
 
 
 def train(loaded: LoadedConfig, console: Console | None = None) -> RunFolder:
@@ -63,16 +90,35 @@ def train(loaded: LoadedConfig, console: Console | None = None) -> RunFolder:
     return run
 
 
+def open_folder(path: Path | str) -> RunFolder:
+    """Open the folder of an earlier run, and load the modules that its configuration imports.
+
+    Raises:
+        CheckpointError: If it is not the folder of a run.
+        ConfigError: If the configuration cannot be run; lists all problems, as for a preset.
+    """
+    config = Path(path).expanduser() / "config.yaml"
+    if config.is_file():
+        load_config(str(config))
+    return RunFolder.open(path)
+
+
 def resume(run: RunFolder, console: Console | None = None) -> RunFolder:
     """Go on with a run from its newest whole checkpoint, in the same folder.
 
     Raises:
         CheckpointError: If there is none, or it does not fit the configuration.
     """
+    console = console or Console()
     checkpoint = CheckpointFolder(run.checkpoints).last()
     counters = load_state(checkpoint, ["engine"])["engine"]
+    done, wanted = counters["epoch"], run.config.train.max_epochs
+    console.print(f"{run.name}: {done} of {wanted} epochs are done, {checkpoint.name}", soft_wrap=True, markup=False)
+    if done >= wanted:
+        longer = f"to train on, raise train.max_epochs in {_short(run.config_path)}"
+        console.print(f"nothing is left to do; {longer}", soft_wrap=True, markup=False)
     recording = open_run(run, first_epoch=counters["epoch"], resumed_at=counters["env_steps"])
-    with _told(run, console or Console()), recording, assemble(run.config) as engine:
+    with _told(run, console), recording, assemble(run.config) as engine:
         engine.resume(checkpoint)
         engine.run()
     return run
@@ -126,28 +172,33 @@ def _has_epochs(run: RunFolder) -> bool:
 
 @contextmanager
 def _told(run: RunFolder, console: Console) -> Iterator[None]:
-    """Say at the end, also after Ctrl-C, where the checkpoint and the curve are and how to go on."""
-    interrupted = False
+    """Say at the end, also after Ctrl-C or a failure, where the checkpoint and the curve are and how to go on."""
+    is_over, failed = False, False
     try:
         yield
-    except KeyboardInterrupt:
-        interrupted = True
+        is_over = True
+    except Exception as error:
+        failed = config_error_in(error) is None
         raise
     finally:
         folder = _short(run.path)
         checkpoints = CheckpointFolder(run.checkpoints)
+        lines = []
         if (run.checkpoints / "last").exists():
-            lines = [("checkpoint", _short(checkpoints.path / "last"))]
+            lines.append(("checkpoint", _short(checkpoints.path / "last")))
             if (run.checkpoints / "best").exists():
                 lines.append(("best so far", _short(checkpoints.path / "best")))
-            if interrupted:
+            if not is_over:
                 lines.append(("go on", f"rlightning resume {folder}"))
             lines.append(("watch it", f"rlightning eval {folder} --video {folder}/policy.mp4"))
             if run.curve_path.exists():
                 lines.append(("learning curve", _short(run.curve_path)))
+        if failed and run.logs.is_dir():
+            lines.append(("log", _short(run.logs)))
+        if lines:
             console.print()
-            for label, text in lines:
-                console.print(f"[bold]{label:>14}[/]  {escape(text)}", soft_wrap=True, highlight=False)
+        for label, text in lines:
+            console.print(f"[bold]{label:>14}[/]  {escape(text)}", soft_wrap=True, highlight=False)
 
 
 def _short(path: Path) -> str:

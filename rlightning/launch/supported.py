@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from rlightning.config import Config
 from rlightning.errors import Problem
@@ -117,6 +118,11 @@ _CONTRADICTIONS = (
         "buffer.capacity",
         lambda config: (config.buffer.capacity or config.train.max_rollout_steps) < config.train.max_rollout_steps,
         "less than train.max_rollout_steps: the block would overflow; raise it or leave it null",
+    ),
+    _Rule(
+        "log.name",
+        lambda config: Path(config.log.name).name != config.log.name or config.log.name == "..",
+        "is the name of a folder and no path; train.save_dir says where that is made",
     ),
     _Rule(
         "log.backend",

@@ -135,7 +135,7 @@ def _problem(path: str, error: ErrorDetails, extra: Sequence[str], model: type[B
     if kind == "missing":
         return Problem(path, "needs a value")
     context = error.get("ctx", {})
-    message = _MESSAGES[kind].format(**context) if kind in _MESSAGES else error["msg"]
+    message = _MESSAGES[kind].format(**context) if kind in _MESSAGES else error["msg"].removeprefix("Value error, ")
     shown = repr(value)
     shown = shown if len(shown) <= _LONGEST_VALUE else f"{shown[:_LONGEST_VALUE]}..."
     hint = ""

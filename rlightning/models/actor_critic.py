@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import gymnasium as gym
 import numpy as np
@@ -26,7 +26,7 @@ class ActorCriticOptions(Section):
 
     encoder: Literal["auto", "mlp", "cnn"] = "auto"
     """Network in front of the heads; "auto" takes the CNN for bytes with three axes (images), else the MLP."""
-    hidden_sizes: list[int] = Field(default_factory=lambda: [64, 64], min_length=1)
+    hidden_sizes: list[Annotated[int, Field(ge=1)]] = Field(default_factory=lambda: [64, 64], min_length=1)
     """Width of each layer of the MLP; the CNN's dense layer has the last one."""
     activation: Activation = "tanh"
     """What follows each layer of the MLP; the CNN has rectifiers."""

@@ -17,6 +17,9 @@ class _ConsoleHandler(logging.StreamHandler[TextIO]):
     def __init__(self) -> None:
         logging.Handler.__init__(self)
 
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not getattr(record, "in_file_only", False) and bool(super().filter(record))
+
     @property
     def stream(self) -> TextIO:  # type: ignore[override]
         return sys.stderr

@@ -51,16 +51,24 @@ class RunFolder:
             preset: What the configuration was made from.
             name: Name of the folder in ``train.save_dir``; a number is appended where it is taken. Empty means
                 ``log.name``, and if that is empty too, the preset and the time.
+
+        Raises:
+            ConfigError: If the folder cannot be written.
         """
         name = name or config.log.name or f"{preset}-{time.strftime('%Y%m%d-%H%M%S')}"
-        run = cls(_make_unused(Path(config.train.save_dir).expanduser().absolute(), name), config, preset)
-        header = f"# The resolved configuration of this run, made from {preset!r}.\n"
-        run.config_path.write_text(header + to_yaml(config), encoding="utf-8")
-        _write_json(run.path / "versions.json", _versions())
-        _write_json(run.path / "seeds.json", {"seed": config.seed, "evaluation_seed": config.evaluation.seed})
-        _write_json(run.path / _RUN, {"preset": preset})
-        run.checkpoints.mkdir()
-        run.logs.mkdir()
+        parent = Path(config.train.save_dir).expanduser().absolute()
+        try:
+            run = cls(_make_unused(parent, name), config, preset)
+            header = f"# The resolved configuration of this run, made from {preset!r}.\n"
+            run.config_path.write_text(header + to_yaml(config), encoding="utf-8")
+            _write_json(run.path / "versions.json", _versions())
+            _write_json(run.path / "seeds.json", {"seed": config.seed, "evaluation_seed": config.evaluation.seed})
+            _write_json(run.path / _RUN, {"preset": preset})
+            run.checkpoints.mkdir()
+            run.logs.mkdir()
+        except OSError as error:
+            message = f"no folder for the run can be made in {parent}: {error.strerror or error}"
+            raise ConfigError(Problem("train.save_dir", message)) from error
         return run
 
     @classmethod
@@ -81,7 +89,8 @@ class RunFolder:
             config = Config.model_validate(yaml.safe_load((path / _CONFIG).read_text(encoding="utf-8")))
             preset = str(json.loads((path / _RUN).read_text(encoding="utf-8"))["preset"])
         except (ValueError, KeyError, TypeError, yaml.YAMLError) as error:
-            raise ConfigError(Problem("config", f"not readable: {error}", str(path))) from error
+            told = f"it has no {error}" if isinstance(error, KeyError) else error
+            raise ConfigError(Problem("config", f"not readable: {told}", str(path))) from error
         return cls(path, config, preset)
 
     @property

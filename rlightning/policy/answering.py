@@ -63,6 +63,11 @@ class Answering:
             finally:
                 if context is not None:
                     EVALUATES.reset(context)
+            if not isinstance(response, PolicyResponse):
+                raise ProtocolError(
+                    f"{type(policy).__name__}.rollout_step must return a PolicyResponse, such as "
+                    f"PolicyResponse(action), and returned a {type(response).__name__}"
+                )
             return split_response(response, counts, policy.version)
 
     def _options(self, policy: BasePolicy) -> dict[str, Any]:

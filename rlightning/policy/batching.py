@@ -11,7 +11,7 @@ import torch
 from rlightning.errors import ShapeError
 from rlightning.types import EnvRet, PolicyResponse, Tree
 from rlightning.types.tensors import concat_rows
-from rlightning.types.tree import split_rows, tree_map
+from rlightning.types.tree import split_rows, tree_leaves, tree_map
 
 if TYPE_CHECKING:
     from tensordict import TensorDictBase
@@ -58,12 +58,8 @@ def split_response(response: PolicyResponse, counts: Sequence[int], version: int
 
     Raises:
         ShapeError: If a field has another number of rows than the requests together.
-        TypeError: If it is no answer.
     """
     rows = sum(counts)
-
-    if not isinstance(response, PolicyResponse):
-        raise TypeError(f"rollout_step returned a {type(response).__name__}: a PolicyResponse is wanted")
 
     def host(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
@@ -72,7 +68,7 @@ def split_response(response: PolicyResponse, counts: Sequence[int], version: int
         else:
             array = np.asarray(leaf)
         if not array.ndim or len(array) != rows:
-            raise ShapeError(f"rollout_step answered {tuple(array.shape)} to {rows} rows: axis 0 must be the rows [N]")
+            raise ShapeError(_misfit(response, leaf, rows))
         return array
 
     action = tree_map(host, response.action)
@@ -87,6 +83,15 @@ def split_response(response: PolicyResponse, counts: Sequence[int], version: int
     env_actions = [None] * len(counts) if env_action is None else split_rows(env_action, counts)
     pieces = split_rows(extras, counts)
     return [PolicyResponse(*fields, version) for fields in zip(actions, env_actions, pieces, strict=True)]
+
+
+def _misfit(response: PolicyResponse, leaf: Any, rows: int) -> str:
+    """Say which field of an answer has other rows than the request, or none."""
+    fields = {"action": response.action, "env_action": response.env_action}
+    fields |= {f"extras[{name!r}]": value for name, value in response.extras.items()}
+    name = next(name for name, tree in fields.items() if any(part is leaf for part in tree_leaves(tree)))
+    got = f"shape {list(leaf.shape)}" if hasattr(leaf, "shape") else f"a {type(leaf).__name__} and not a tensor"
+    return f"rollout_step was asked for {rows} rows, [{rows}, ...], and {name} of its answer has {got}"
 
 
 def own_response(response: PolicyResponse, device: str) -> PolicyResponse:

@@ -56,15 +56,17 @@ class Future(Generic[T_co]):
 class LocalFuture(Future[T]):
     """The outcome of a call that already ran in this process."""
 
-    __slots__ = ("_error", "_value")
+    __slots__ = ("_error", "_trace", "_value")
     _kind: ClassVar[str] = "local"
 
     def __init__(self, value: T | None = None, error: BaseException | None = None) -> None:
         self._value, self._error = value, error
+        self._trace = None if error is None else error.__traceback__
 
     def result(self, timeout: float | None = None) -> T:
         if self._error is not None:
-            raise self._error
+            # Whoever asks raises it once more: the way to one must not be added to the way to the one before.
+            raise self._error.with_traceback(self._trace)
         return self._value  # type: ignore[return-value]
 
     def done(self) -> bool:

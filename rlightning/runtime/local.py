@@ -32,7 +32,7 @@ class LocalHandle:
             named = {name: resolve(value) for name, value in kwargs.items()}
             return LocalFuture(bound(*map(resolve, args), **named))
         except Exception as error:
-            return LocalFuture(error=self._blame(error, method.__name__))
+            return _failed_argument(error, args, kwargs) or LocalFuture(error=self._blame(error, method.__name__))
 
     def call_split(self, count: int, method: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Future[Any]]:
         if count < 2:
@@ -85,3 +85,11 @@ class LocalHandle:
         blamed = WorkerError(f"{type(error).__name__}: {error}", *raised_by(error, self.name, method))
         blamed.__cause__ = error
         return blamed
+
+
+def _failed_argument(error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LocalFuture[Any] | None:
+    """Give the argument that a call failed with, if it was one: the call fails as that did, and adds nothing to it."""
+    for value in (*args, *kwargs.values()):
+        if type(value) is LocalFuture and value._error is error:
+            return value
+    return None

@@ -45,6 +45,8 @@ _joined = 0
 _owned = False
 """Whether Ray was started here; else whoever started it ends it."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_FAILED_ARGUMENT = "At least one of the input arguments for this task could not be computed:"
+"""What Ray writes between a call and the call that gave its argument and failed."""
 _CALL = re.compile(r"ray::\S*?\.?(\w+)\(\) \(pid=\d+, ip=([^,]+), actor_id=(\w+)")
 
 
@@ -194,12 +196,14 @@ def _blame(error: RayError, future: RayFuture[Any]) -> WorkerError:
     text = _COLOUR.sub("", str(error))
     calls = _CALL.findall(text)
     method, node, actor_id = calls[-1] if calls else (future.method, "ray", "")
+    note = f"The worker's own traceback:\n{text.rpartition(_FAILED_ARGUMENT)[2].strip()}"
     if isinstance(origin, WorkerError):
         # A worker that blames itself does not know which node it is on.
+        origin.add_note(note)
         return origin.on_node(node)
     who, method = raised_by(origin, _NAMES.get(actor_id, future.worker), method)
     blamed = WorkerError(f"{type(origin).__name__}: {origin}", who, method, node)
-    blamed.add_note(f"The worker's own traceback:\n{text}")
+    blamed.add_note(note)
     blamed.__cause__ = origin
     return blamed
 
@@ -235,6 +239,8 @@ def _start(address: str, num_cpus: float, num_gpus: float) -> None:
     # Ray's processes read these when they start; a user's own settings win.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # A failure goes on to all calls that wanted the value; the first is raised here, and Ray would print the others.
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
     if address == "local":
         _start_own(max(os.cpu_count() or 1, math.ceil(num_cpus)))
     else:

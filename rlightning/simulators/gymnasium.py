@@ -187,13 +187,15 @@ def _find(name: str) -> _Source:
     module, _, attribute = name.rpartition(":")
     if name.startswith(_OWN_NAMESPACE):
         importlib.import_module(_OWN_MODULE)
+    own: list[str] = []
     if module:
         target: Any = _import(module, name)
+        own = [f"{module}:{each}" for each, value in vars(target).items() if callable(value)]
         for part in attribute.split("."):
             target = getattr(target, part, None)
         if callable(target):
             return _from_entry_point(name, target)
-    return _from_registry(name, attribute)
+    return _from_registry(name, attribute, own)
 
 
 def _import(module: str, name: str) -> Any:
@@ -220,11 +222,11 @@ def _from_entry_point(name: str, target: Callable[..., Any]) -> _Source:
     return _Source(name, single, None, arguments=_argument_names(target))
 
 
-def _from_registry(name: str, env_id: str) -> _Source:
+def _from_registry(name: str, env_id: str, others: Sequence[str]) -> _Source:
     try:
         spec = gym.spec(env_id)
     except gym.error.Error as error:
-        nearest = difflib.get_close_matches(env_id, gym.registry, n=1)
+        nearest = difflib.get_close_matches(env_id, gym.registry, n=1) or difflib.get_close_matches(name, others, n=1)
         raise ConfigError(
             Problem(
                 "env.name",

@@ -50,6 +50,8 @@ class EnvLoop:
                     seed_spaces(env, seeds[i])
                 observation, _ = env.reset(seed=None if seeds is None else seeds[i], options=options)
                 write_row(self._rows, i, observation, self._leaves)
+            except ShapeError:  # it names the sub-env
+                raise
             except Exception as error:
                 raise _blame(error, i) from error
         return EnvRet.from_reset(self._rows, self.num_envs)
@@ -76,6 +78,8 @@ class EnvLoop:
                     write_row(final, i, observation, leaves)
                     observation, _ = env.reset()
                 write_row(rows, i, observation, leaves)
+        except ShapeError:  # it names the sub-env
+            raise
         except Exception as error:
             raise _blame(error, i) from error
         return EnvRet(rows, reward, terminated, truncated, self._never, final)
@@ -97,7 +101,5 @@ class EnvLoop:
         return [tree_map(lambda leaf, i=i: leaf[i], action) for i in range(self.num_envs)]
 
 
-def _blame(error: Exception, row: int) -> Exception:
-    if isinstance(error, ShapeError):
-        return error
+def _blame(error: Exception, row: int) -> WorkerError:
     return WorkerError(f"sub-env {row}: {type(error).__name__}: {error}")

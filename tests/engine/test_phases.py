@@ -6,6 +6,7 @@ import os
 import signal
 
 import pytest
+import torch
 
 from rlightning.engine.base_engine import RETURN_WINDOW
 from rlightning.errors import ConfigError, ProtocolError
@@ -183,3 +184,29 @@ def test_a_second_signal_stops_at_once(engine):
 def test_collect_before_start_says_what_to_call(engine):
     with pytest.raises(ProtocolError, match="call start before collect"):
         engine().collect()
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (3, "train must return numbers by name, or None, and returned a int"),
+        ({"loss": "high"}, "train returned no number as 'loss': str, could not convert"),
+        ({"loss": torch.ones(2)}, "train returned no number as 'loss': Tensor"),
+    ],
+)
+def test_metrics_that_are_no_numbers_are_refused_by_name(engine, monkeypatch, returned, message):
+    run = engine()
+    monkeypatch.setattr(run.policy_group, "train", lambda: returned)
+    with pytest.raises(ProtocolError, match=message):
+        run.run()
+
+
+def test_metrics_may_be_tensors_of_one_number_or_none(engine, monkeypatch):
+    run = engine(max_epochs=1)
+    monkeypatch.setattr(run.policy_group, "train", lambda: {"user/height": torch.tensor(1.5), "user/up": True})
+    run.run()
+    metrics = run.recorder.rows[0][2]
+    assert (metrics["user/height"], metrics["user/up"]) == (1.5, 1.0)
+    run = engine(max_epochs=1)
+    monkeypatch.setattr(run.policy_group, "train", lambda: None)
+    run.run()

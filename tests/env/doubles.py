@@ -188,6 +188,8 @@ class BrokenEnv(gym.Env):
         if self.t == self.at and self.index == self.row:
             if self.how == "raise":
                 raise RuntimeError("the motor is off")
+            if self.how == "exit":
+                raise SystemExit(3)
             reward = {"nan reward": np.nan, "inf reward": -np.inf}.get(self.how, reward)
             observation = {
                 "nan observation": np.array([0, np.nan], np.float32),

@@ -227,6 +227,7 @@ def broken(how, **kwargs):
     ("how", "message"),
     [
         ("raise", "sub-env 1: RuntimeError: the motor is off"),
+        ("exit", "SystemExit: 3"),
         ("nan reward", "reward of sub-env 1 is nan"),
         ("inf reward", "reward of sub-env 1 is -inf"),
         ("nan observation", "observation of sub-env 1 is not finite"),
@@ -271,6 +272,25 @@ def test_a_failing_reset_is_named():
     worker = EnvWorker(GymnasiumEnv, broken("reset"), 4, 0)
     with pytest.raises(WorkerError, match=r"env\[4\]\.reset.*sub-env 1: RuntimeError: the motor is off"):
         worker.reset()
+
+
+def test_an_observation_that_does_not_fit_in_a_reset_is_a_cause_without_a_cause():
+    class Narrow(gym.Env):
+        observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
+        action_space = gym.spaces.Discrete(2)
+
+        def reset(self, *, seed=None, options=None):
+            return np.zeros(3, np.float32), {}
+
+    gym.register("Narrow-v0", entry_point=Narrow)
+    try:
+        with pytest.raises(WorkerError, match=r"observation of sub-env 0 has shape \[3\], \[2\] expected") as caught:
+            EnvWorker(GymnasiumEnv, EnvConfig(name="Narrow-v0", num_envs=2), 0, 0).reset()
+    finally:
+        del gym.registry["Narrow-v0"]
+    cause = caught.value.__cause__
+    assert type(cause) is ShapeError
+    assert cause.__cause__ is None
 
 
 def test_popped_episodes_are_gone():

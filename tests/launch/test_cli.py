@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import signal
@@ -134,7 +135,7 @@ def test_a_run_that_does_not_exist_ends_with_1_and_one_line() -> None:
         assert "Traceback" not in done.stderr
 
 
-def test_a_run_that_fails_ends_with_1_and_the_traceback(folder: Path) -> None:
+def test_a_run_that_fails_ends_with_1_and_the_users_part_of_the_traceback(folder: Path) -> None:
     (folder / "failing.py").write_text(
         "from rlightning.algorithms.ppo import PPO\n"
         "from rlightning.registry import register\n"
@@ -148,6 +149,13 @@ def test_a_run_that_fails_ends_with_1_and_the_traceback(folder: Path) -> None:
     assert "ZeroDivisionError" in done.stderr
     assert "failing.py" in done.stderr
     assert "on purpose" in done.stderr.splitlines()[-1]
+    # The call of train, train, and the message before and after an empty line.
+    assert len(done.stderr.splitlines()) < 15
+    assert "base_engine.py" not in done.stderr
+    assert "runs/tiny/logs" in done.stdout
+    log = (folder / "runs" / "tiny" / "logs" / "driver.log").read_text()
+    assert "base_engine.py" in log
+    assert "ZeroDivisionError: on purpose" in log
 
 
 def test_ctrl_c_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,6 +245,46 @@ def test_ctrl_c_leaves_a_checkpoint_from_which_the_run_goes_on(folder: Path) -> 
     done = invoke("resume", "runs/tiny")
     assert done.exit_code == 0, done.output
     assert [row["progress/epoch"] for row in read_metrics(metrics)] == list(range(1, epochs + 1))
+
+
+def test_a_resumed_run_says_where_it_stands_and_what_it_could_not_take(folder: Path, caplog) -> None:
+    assert invoke("train", "tiny.yaml").exit_code == 0  # 2 epochs, with a checkpoint of each
+    done = invoke("resume", "runs/tiny")
+    assert done.exit_code == 0, done.output
+    assert "tiny: 2 of 2 epochs are done, epoch-00000002" in done.stdout
+    assert "nothing is left to do; to train on, raise train.max_epochs in runs/tiny/config.yaml" in done.stdout
+
+    run = folder / "runs" / "tiny"
+    (run / "config.yaml").write_text((run / "config.yaml").read_text().replace("max_epochs: 2", "max_epochs: 3"))
+    (run / "checkpoints" / "epoch-00000002" / "policy.json").write_text("{}")
+    done = invoke("resume", "runs/tiny")
+    assert done.exit_code == 0, done.output
+    assert "tiny: 1 of 3 epochs are done, epoch-00000001" in done.stdout
+    assert "nothing is left" not in done.stdout
+    assert [record.message for record in caplog.records if "damaged" in record.message] == [
+        f"{run}/checkpoints/epoch-00000001 is taken, since what is newer is damaged: epoch-00000002"
+    ]
+    assert [row["progress/epoch"] for row in read_metrics(run / "metrics.jsonl")] == [1, 2, 3]
+
+    (run / "config.yaml").write_text((run / "config.yaml").read_text() + "trian: {}\n")
+    for name in ("resume", "eval"):
+        done = invoke(name, "runs/tiny")
+        assert done.exit_code == 2
+        assert "trian: no such option" in done.stderr
+        assert "pydantic" not in done.stderr
+
+
+def test_two_processes_never_record_in_one_folder(folder: Path) -> None:
+    assert invoke("train", "tiny.yaml", "train.max_epochs=1").exit_code == 0
+    run = RunFolder.open("runs/tiny")
+    before = run.metrics_path.read_text()
+    with run.config_path.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # as the other process does
+        done = invoke("resume", "runs/tiny")
+    assert done.exit_code == 1
+    assert f"another process is at work in {run.path}" in " ".join(done.stderr.split())
+    assert run.metrics_path.read_text() == before
+    assert invoke("resume", "runs/tiny").exit_code == 0
 
 
 def test_check_shows_who_runs_where_and_starts_nothing(folder: Path) -> None:

@@ -260,3 +260,15 @@ def test_intervals_may_be_zero_and_not_negative() -> None:
     assert (config.train.save_interval, config.train.eval_interval) == (0, 0)
     found = problems_of("ppo_cartpole", "train.save_interval=-1", "train.eval_interval=2.5")
     assert set(found) == {"train.save_interval", "train.eval_interval"}
+
+
+@pytest.mark.parametrize("name", ["../elsewhere", "a/b", "..", "/tmp/a"])
+def test_the_name_of_a_run_is_no_path(name: str) -> None:
+    assert list(problems_of("ppo_cartpole", f"log.name={name}")) == ["log.name"]
+
+
+def test_a_layer_has_a_unit_or_more() -> None:
+    found = problems_of("ppo_cartpole", "policy.model_cfg.hidden_sizes=[64,0]")
+    assert {path: problem.message for path, problem in found.items()} == {
+        "policy.model_cfg.hidden_sizes.1": "must be at least 1, got 0"
+    }

@@ -31,6 +31,14 @@ def test_each_place_has_a_level_of_its_own(tmp_path: Path, capsys: pytest.Captur
     assert capsys.readouterr().err == "WARNING rlightning.test: a surprise\n"
 
 
+def test_a_line_for_the_file_alone_is_not_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log_to_console("info")
+    log_to_file(tmp_path / "driver.log", "info")
+    logger.error("all of a traceback", extra={"in_file_only": True})
+    assert "all of a traceback" in (tmp_path / "driver.log").read_text()
+    assert capsys.readouterr().err == ""
+
+
 def test_a_second_run_of_a_process_does_not_write_into_the_log_of_the_first(tmp_path: Path) -> None:
     log_to_file(tmp_path / "first.log", "info")
     logger.info("one")

@@ -72,6 +72,12 @@ def test_what_is_not_a_run_is_refused_by_name(tmp_path: Path) -> None:
         RunFolder.open(tmp_path)
 
 
+def test_a_place_that_cannot_be_written_is_a_configuration_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"train\.save_dir: no folder for the run can be made in .*file: .+"):
+        RunFolder.create(make_config(tmp_path / "file"), "ppo")
+
+
 def test_a_configuration_that_was_spoilt_is_a_configuration_error(tmp_path: Path) -> None:
     run = RunFolder.create(make_config(tmp_path), "ppo")
     content = yaml.safe_load(run.config_path.read_text())

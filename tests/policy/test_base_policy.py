@@ -301,7 +301,7 @@ def test_an_answer_of_another_number_of_rows_is_refused(field):
             answer = {"action": whole, "env_action": whole, "extras": {"x": whole}}
             return PolicyResponse(**answer | {field: {"x": short} if field == "extras" else short})
 
-    with pytest.raises(ShapeError, match=r"answered \(2, 1\) to 3 rows"):
+    with pytest.raises(ShapeError, match=r"asked for 3 rows, .* of its answer has shape \[2, 1\]"):
         actor(Short, weights_from=learner(Short))._rollout_batch(request(1), request(2))
 
 
@@ -720,23 +720,6 @@ def test_a_policy_that_is_fed_by_hand_may_be_given_anything(anything):
     assert policy.dataset is anything
 
 
-@pytest.mark.parametrize(
-    ("answer", "error", "words"),
-    [
-        (None, TypeError, "rollout_step returned a NoneType: a PolicyResponse is wanted"),
-        (torch.ones(2), TypeError, "rollout_step returned a Tensor"),
-        (PolicyResponse(torch.ones(2), extras={"scale": 0.5}), ShapeError, r"answered \(\) to 2 rows"),
-    ],
-)
-def test_an_answer_that_is_none_says_what_is_wanted(answer, error, words):
-    class Answering(Bare):
-        def rollout_step(self, env_ret):
-            return answer
-
-    with pytest.raises(error, match=words):
-        actor(Answering, weights_from=learner(Answering))._rollout(request(2))
-
-
 def test_an_answer_in_bfloat16_comes_with_the_same_values_in_float32():
     class Coarse(Bare):
         def rollout_step(self, env_ret):
@@ -786,3 +769,32 @@ def test_the_lag_is_that_of_the_oldest_known_weights_and_nothing_lags_in_an_empt
     assert policy._update_dataset(TensorDict({"observation": observation, "version": versions}, [2, 2])) == 2
     assert versions_behind(TensorDict({"version": versions[:, :0]}, [2, 0]), 7) == 0
     assert versions_behind(TensorDict({"version": torch.full((2, 1), -1)}, [2, 1]), 7) == 0
+
+
+class Answers(Bare):
+    """Answers what it was told."""
+
+    def rollout_step(self, env_ret):
+        return self.answer
+
+
+ROWS = torch.zeros(3)
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "message"),
+    [
+        (ROWS, ProtocolError, r"Answers\.rollout_step must return a PolicyResponse, .* and returned a Tensor"),
+        (None, ProtocolError, "and returned a NoneType"),
+        (PolicyResponse(ROWS[:2]), ShapeError, r"asked for 3 rows, \[3, \.\.\.\], and action of its answer .* \[2\]"),
+        (PolicyResponse(ROWS, ROWS[:1]), ShapeError, r"and env_action of its answer has shape \[1\]"),
+        (PolicyResponse(ROWS, extras={"x": ROWS, "y": ROWS.sum()}), ShapeError, r"and extras\['y'\] .* shape \[\]"),
+        (PolicyResponse([0, 1, 0]), ShapeError, "and action of its answer has a int and not a tensor"),
+        (PolicyResponse(ROWS, extras={"x": 1.5}), ShapeError, r"and extras\['x'\] of its answer has a float"),
+    ],
+)
+def test_an_answer_that_is_none_says_what_it_should_have_been(answer, error, message):
+    policy = actor(Answers, weights_from=learner(Bare))
+    policy.answer = answer
+    with pytest.raises(error, match=message):
+        policy._rollout(request(3))

@@ -130,6 +130,19 @@ def test_a_failing_argument_blames_the_call_that_failed_first(handles):
             assert isinstance(caught.value.__cause__, KeyError)
 
 
+def test_a_failure_that_many_calls_pass_on_keeps_one_traceback(handles):
+    here = handles.here
+    first = here.call(Worker.fail)
+    last = pass_on(first, [here] * 100)
+    lengths = []
+    for future in (first, last, last):
+        with pytest.raises(WorkerError) as caught:
+            future.result()
+        # What pytest adds is this test's own frame; what a long rollout would add is a hundred times that of a call.
+        lengths.append(len(traceback.format_exception(caught.value)))
+    assert lengths[0] == lengths[1] == lengths[2]
+
+
 def test_a_call_whose_argument_failed_is_not_made(handles):
     before = handles.here.call(Worker.get_calls).result()[:]
     handles.here.call(Worker.echo, handles.first.call(Worker.fail))

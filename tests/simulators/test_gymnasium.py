@@ -180,6 +180,7 @@ def test_ids_of_modules_and_arguments_are_understood(registered):
         ("HalfChetah-v5", {}, r"env\.name: Gymnasium has no env 'HalfChetah-v5'.*did you mean 'HalfCheetah-v5'"),
         ("no_such_module:Env", {}, "there is no module 'no_such_module'"),
         (f"{DOUBLES}NoSuchEnv", {}, "Gymnasium has no env"),
+        (f"{DOUBLES}Sised", {}, r"Gymnasium has no env .*did you mean 'tests\.env\.doubles:Sized'"),
         (f"{DOUBLES}nonsense", {}, "built a int, which is no gymnasium"),
         (f"{DOUBLES}growing", {}, "sub-env 1 has other spaces than sub-env 0"),
         (

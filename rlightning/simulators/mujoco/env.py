@@ -12,7 +12,7 @@ import numpy as np
 
 from rlightning.config import EnvConfig
 from rlightning.env.base_env import BaseEnv
-from rlightning.errors import CheckpointError, ConfigError, Problem
+from rlightning.errors import CheckpointError, ConfigError, Problem, ShapeError
 from rlightning.registry import lookup
 from rlightning.simulators.mujoco.curriculum import Curriculum
 from rlightning.simulators.mujoco.drawing import Picture
@@ -119,10 +119,13 @@ class MujocoEnv(BaseEnv):
             worlds.velocity = (task.landmark(worlds) - before) / worlds.dt
         self._ages += 1
         worlds.terminated = terminated = task.terminated(worlds)
+        _require_one_per_world("terminated", terminated, self._never.shape)
         truncated = self._never if self._limit is None else self._ages >= self._limit
         ended = terminated | truncated
         any_ended = 1 in ended.tobytes()
         terms = task.rewards(worlds)
+        for name, term in terms.items():
+            _require_one_per_world(name, term, self._never.shape)
         self.logged_info = (*terms, "curriculum_level") if self._curriculum else tuple(terms)
         info = self._info(terms)
         if self._curriculum is not None:
@@ -233,6 +236,12 @@ def _find_task(name: str) -> type[Task[Any]]:
         hint = " (and other envs of Gymnasium need env.backend: gymnasium)"
         raise ConfigError([replace(each, message=each.message + hint) for each in error.problems]) from error
     return found
+
+
+def _require_one_per_world(name: str, value: Any, shape: tuple[int, ...]) -> None:
+    """Refuse what a task gave in another shape, which would be spread over the worlds or end in a riddle."""
+    if getattr(value, "shape", ()) != shape:
+        raise ShapeError(f"{name} has shape {list(np.shape(value))}, {list(shape)} expected: one value per world")
 
 
 def _threads(options: TaskOptions, config: EnvConfig, model: Any) -> int:

@@ -51,7 +51,10 @@ def load_model(xml_file: str) -> Any:
     is_path = xml_file.startswith((".", "/", "~")) or Path(xml_file).is_absolute()
     path = Path(xml_file).expanduser() if is_path else _gymnasium_models() / xml_file
     if not path.is_file():
-        raise ConfigError(Problem("env.env_kwargs.xml_file", f"there is no file {path}"))
+        meant = (
+            "" if is_path else "; a path of your own begins with '/', '.' or '~', other names are Gymnasium's models"
+        )
+        raise ConfigError(Problem("env.env_kwargs.xml_file", f"there is no file {path}{meant}"))
     try:
         with quiet_loading():
             return mujoco.MjModel.from_xml_path(str(path))

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import numpy as np
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 
 from rlightning.config import FreeForm, Section
 from rlightning.errors import ConfigError, Problem
@@ -53,6 +53,14 @@ class TaskOptions(Section):
     """Most geometries that are drawn."""
     visual_options: dict[int, bool] | None = None
     """Flags of MuJoCo's renderer."""
+
+    @field_validator("frame_skip")
+    @classmethod
+    def _moves_on(cls, value: int) -> int:
+        # A task that sets another default has a field of its own, for which the limit above does not hold.
+        if value < 1:
+            raise ValueError("must be at least 1")
+        return value
 
 
 OptionsT = TypeVar("OptionsT", bound=TaskOptions)
@@ -147,7 +155,7 @@ def _problem(error: Any, options: type[TaskOptions]) -> Problem:
     parts = [str(part) for part in error["loc"]]
     path = ".".join(["env", "env_kwargs", *parts])
     if error["type"] != "extra_forbidden":
-        return Problem(path, f"{error['msg']}; got {error['input']!r}")
+        return Problem(path, f"{error['msg'].removeprefix('Value error, ')}; got {error['input']!r}")
     known = list(options.model_fields) if len(parts) == 1 else []
     nearest = difflib.get_close_matches(parts[-1], known, n=1)
     return Problem(path, "there is no such option", suggestion=f"env.env_kwargs.{nearest[0]}" if nearest else "")

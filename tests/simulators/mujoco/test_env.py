@@ -158,6 +158,7 @@ def test_the_last_observation_of_an_episode_and_the_first_of_the_next_are_both_t
         ),
         ("HalfCheetah-v5", {"healthy_reward": 1.0}, r"env\.env_kwargs\.healthy_reward: there is no such option"),
         ("HalfCheetah-v5", {"frame_skip": 0}, r"env\.env_kwargs\.frame_skip: .*greater than or equal to 1; got 0"),
+        ("HalfCheetah-v5", {"xml_file": "robot.xml"}, "robot.xml; a path of your own begins with '/', '.' or '~'"),
         ("HalfCheetah-v5", {"xml_file": "./no.xml"}, "there is no file no.xml"),
         ("Ant-v5", {"main_body": "torsoo"}, r"env\.env_kwargs\.main_body: there is no body 'torsoo'; .*torso"),
         ("Ant-v5", {"randomisation": {"mass": [2.0, 1.0]}}, r"env_kwargs\.randomisation: .*mass is to be a lowest"),

@@ -9,7 +9,7 @@ import pytest
 
 from rlightning.config import EnvConfig
 from rlightning.env import EnvWorker
-from rlightning.errors import ConfigError
+from rlightning.errors import ConfigError, WorkerError
 from rlightning.registry import register
 from rlightning.simulators.mujoco.env import MujocoEnv
 from rlightning.simulators.mujoco.task import Task, TaskOptions
@@ -146,6 +146,30 @@ def test_a_control_without_a_range_cannot_be_scaled_to(make):
 
 def test_physics_steps_per_action_are_an_option(make):
     assert np.allclose(velocities(make(frame_skip=2), 20.0), 20 / 2 * 0.02)
+
+
+def test_a_task_with_a_default_of_its_own_steps_physics_at_least_once(make):
+    with pytest.raises(ConfigError, match=r"env\.env_kwargs\.frame_skip: must be at least 1; got 0"):
+        make(frame_skip=0)
+
+
+@pytest.mark.parametrize(
+    ("function", "value", "message"),
+    [
+        (
+            "rewards",
+            {"reward_way": np.zeros((N, 1))},
+            r"reward_way has shape \[3, 1\], \[3\] expected: one value per world",
+        ),
+        ("rewards", {"alive": 1.0}, r"alive has shape \[\], \[3\] expected"),
+        ("terminated", np.zeros((N, 1), bool), r"terminated has shape \[3, 1\], \[3\] expected"),
+    ],
+)
+def test_what_is_not_one_value_per_world_is_refused_by_name(make, monkeypatch, function, value, message):
+    puck = make()
+    monkeypatch.setattr(Puck, function, lambda self, worlds: value)
+    with pytest.raises(WorkerError, match=message):
+        push(puck, 1.0)
 
 
 @pytest.mark.parametrize(
