@@ -50,7 +50,9 @@ def print_failure(error: Exception) -> None:
     """
     console = _stderr()
     if not isinstance(error, _SELF_EXPLAINING):
-        console.print(short_trace(error), markup=False)
+        trace = short_trace(error)
+        if trace:
+            console.print(trace, markup=False)
     console.print(f"[bold red]failed:[/] {escape(f'{type(error).__name__}: {error}')}")
 
 
@@ -68,7 +70,10 @@ def short_trace(error: BaseException) -> str:
     elif isinstance(root, RLightningError):
         frames = []
     lines = ["Traceback (most recent call last):\n", *traceback.format_list(frames[-_FRAMES:])] if frames else []
-    lines += traceback.format_exception_only(root)
+    if frames or outer:  # else it would be the message of the error alone, which is shown anyway
+        lines += traceback.format_exception_only(root)
+    else:
+        outer = [root]
     lines += [f"{note}\n" for each in outer for note in getattr(each, "__notes__", ())]
     return "".join(lines)
 

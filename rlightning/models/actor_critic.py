@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
-from pydantic import Field
+from pydantic import Field, field_validator
 from torch import Tensor, nn
 
 from rlightning.config import Section
@@ -26,7 +26,7 @@ class ActorCriticOptions(Section):
 
     encoder: Literal["auto", "mlp", "cnn"] = "auto"
     """Network in front of the heads; "auto" takes the CNN for bytes with three axes (images), else the MLP."""
-    hidden_sizes: list[Annotated[int, Field(ge=1)]] = Field(default_factory=lambda: [64, 64], min_length=1)
+    hidden_sizes: list[int] = Field(default_factory=lambda: [64, 64], min_length=1)
     """Width of each layer of the MLP; the CNN's dense layer has the last one."""
     activation: Activation = "tanh"
     """What follows each layer of the MLP; the CNN has rectifiers."""
@@ -44,6 +44,13 @@ class ActorCriticOptions(Section):
     """Gain of the policy's last layer; small means a first policy that hardly depends on the observation."""
     value_gain: float = Field(1.0, gt=0)
     """Gain of the value's last layer."""
+
+    @field_validator("hidden_sizes")
+    @classmethod
+    def _layers_have_units(cls, sizes: list[int]) -> list[int]:
+        if min(sizes) < 1:
+            raise ValueError("a layer has at least 1 unit")
+        return sizes
 
 
 class ActorCritic(nn.Module):

@@ -270,5 +270,5 @@ def test_the_name_of_a_run_is_no_path(name: str) -> None:
 def test_a_layer_has_a_unit_or_more() -> None:
     found = problems_of("ppo_cartpole", "policy.model_cfg.hidden_sizes=[64,0]")
     assert {path: problem.message for path, problem in found.items()} == {
-        "policy.model_cfg.hidden_sizes.1": "must be at least 1, got 0"
+        "policy.model_cfg.hidden_sizes": "a layer has at least 1 unit, got [64, 0]"
     }

@@ -36,8 +36,17 @@ def test_what_this_package_says_of_its_input_needs_no_trace():
     with pytest.raises(ShapeError) as caught:
         raise ShapeError("7 joints, 6 expected")
     caught.value.__traceback__ = None
-    assert short_trace(caught.value) == "rlightning.errors.ShapeError: 7 joints, 6 expected\n"
+    assert short_trace(caught.value) == ""
+    outer = WorkerError("env[0]: 7 joints, 6 expected")
+    outer.__cause__ = caught.value
+    assert short_trace(outer) == "rlightning.errors.ShapeError: 7 joints, 6 expected\n"
     assert "in carry" in short_trace(failure(Robot.carry))  # raised by the user's own code
+
+
+def test_a_traceback_of_another_process_is_shown_once():
+    error = WorkerError("the motor is off", "env[0]", "step", "10.0.0.7")
+    error.add_note("The worker's own traceback:\nmove")
+    assert short_trace(error) == "The worker's own traceback:\nmove\n"
 
 
 def test_a_trace_shows_the_innermost_calls_of_a_deep_one():
