@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import shutil
 import sys
@@ -67,6 +66,11 @@ def open_run(run: RunFolder, *, first_epoch: int = 0, resumed_at: int | None = N
 @contextmanager
 def _alone_in(run: RunFolder) -> Iterator[None]:
     """Hold the folder of a run for this process; the system lets go of it when the process ends, however it does."""
+    try:
+        import fcntl
+    except ImportError:  # Windows has none
+        yield
+        return
     with run.config_path.open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
