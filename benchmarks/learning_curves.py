@@ -20,11 +20,14 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=1)
     parser.add_argument("--points", type=int, default=50, help="points of a curve")
-    parser.add_argument("--arms", nargs="+", choices=["rlightning", "sb3"], default=["rlightning", "sb3"])
+    parser.add_argument(
+        "--arms", nargs="+", choices=["rlightning", "handwritten", "sb3"], default=["rlightning", "sb3"]
+    )
     add_options(parser)
     options = parser.parse_args()
     known = {
         "rlightning": Arm("rlightning_ppo.py", own_python()),
+        "handwritten": Arm("handwritten_ppo.py", own_python()),
         "sb3": Arm("sb3_ppo.py", options.sb3_python),
     }
     print_line({"kind": "machine", **machine()})

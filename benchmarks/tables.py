@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from arms import spread
+
 Records = list[dict[str, Any]]
 
 NAMES = {
@@ -96,8 +98,13 @@ def cartpole(records: Records) -> str:
 
 
 def curves(records: Records) -> str:
-    rows = [[NAMES[r["arm"]], r["seeds"], cell(r["mean_return"])] for r in of_kind(records, "summary")]
-    return table(["", "seeds", "mean return of the last 100 episodes"], rows)
+    rows = []
+    for summary in of_kind(records, "summary"):
+        runs = of_kind(records, "run", arm=summary["arm"])
+        each = ", ".join(f"{value:,.0f}" for value in sorted(run["mean_return"] for run in runs))
+        halfway = spread([run["curve"][len(run["curve"]) // 2 - 1][2] for run in runs], 0)
+        rows.append([NAMES[summary["arm"]], summary["seeds"], cell(halfway), cell(summary["mean_return"]), each])
+    return table(["mean return of 100 episodes", "seeds", "halfway", "at the end", "at the end, each seed"], rows)
 
 
 def plot_curves(records: Records, figure: Any) -> None:
