@@ -151,6 +151,15 @@ def newest_whole(parent: Path | str) -> Path:
     raise CheckpointError(f"no checkpoint in {parent} is whole; damaged: {', '.join(path.name for path in folders)}")
 
 
+def check_storable(name: str, state: Any) -> None:
+    """Find out, without writing anything, whether ``save_state`` could store a state.
+
+    Raises:
+        CheckpointError: If it could not; names the path of what cannot be stored.
+    """
+    _serialise(name, state)
+
+
 def _serialise(name: str, state: Any) -> tuple[bytes, bytes]:
     tensors: dict[str, torch.Tensor] = {}
     try:

@@ -90,6 +90,7 @@ def train(loaded: LoadedConfig, console: Console | None = None) -> RunFolder:
         KeyboardInterrupt: After Ctrl-C; the folder holds a checkpoint then.
     """
     with _new_folder(loaded) as run, _told(run, console or Console()), open_run(run), assemble(run.config) as engine:
+        engine.policy_group.check_extra_training_state()
         engine.run()
     return run
 

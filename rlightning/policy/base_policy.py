@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
 import torch
 from torch import nn
 
-from rlightning.checkpoint import load_state, save_state
+from rlightning.checkpoint import check_storable, load_state, save_state
 from rlightning.config import OptimConfig, PolicyConfig, Section, TrainConfig
 from rlightning.device import pick_device
 from rlightning.distributed import Communicator, Group, ParallelMode
@@ -245,6 +245,10 @@ class BasePolicy(nn.Module, ABC):
 
     def load_extra_training_state(self, state: dict[str, Any]) -> None:
         """Take back what ``extra_training_state`` gave."""
+
+    def check_extra_training_state(self) -> None:
+        """Refuse what ``extra_training_state`` gives if no checkpoint can hold it: before a run, and not at its end."""
+        check_storable("extra_training_state", self.extra_training_state())
 
     def envs_changed(self) -> None:
         """Drop what refers to the envs whose data came so far: from now on they come from others."""

@@ -477,6 +477,12 @@ class PolicyGroup:
         """Give all that a resumed run needs: the learner's state and the generators of the eval policies."""
         return gather_state(self._members)
 
+    def check_extra_training_state(self) -> None:
+        """Have each policy see whether a checkpoint can hold what its author wants kept; see ``BasePolicy``."""
+        method = BasePolicy.check_extra_training_state
+        handles = [handle for handle in self._members.everybody() if hasattr(handle.target, method.__name__)]
+        self._members.call(handles, method)
+
     def load_training_state(self, state: dict[str, Any]) -> None:
         """Take back what ``get_training_state`` gave and bring the weights to the eval policies.
 

@@ -212,6 +212,21 @@ def test_a_video_shows_one_episode(folder: Path, ending: str) -> None:
     assert len(frames) == steps
 
 
+def test_what_no_checkpoint_can_hold_is_refused_before_the_first_epoch(folder: Path) -> None:
+    (folder / "remembering.py").write_text(
+        "from collections import deque\n"
+        "from rlightning import register\n"
+        "from rlightning.algorithms.ppo import PPO\n"
+        "@register('policy', 'remembering')\n"
+        "class Remembering(PPO):\n"
+        "    def extra_training_state(self):\n"
+        "        return {'returns': deque([1.0])}\n"
+    )
+    done = invoke("train", "tiny.yaml", "imports=[remembering.py]", "policy.type=remembering")
+    assert done.exit_code == 1
+    assert "extra_training_state.returns cannot be stored: a collections.deque" in " ".join(done.stderr.split())
+
+
 def test_a_video_must_have_an_ending_that_is_known() -> None:
     done = invoke("eval", "runs/tiny", "--video", "policy.avi")
     assert done.exit_code == 2
