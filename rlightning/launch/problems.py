@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +26,7 @@ EXIT_FAILED, EXIT_BAD_CONFIG, EXIT_INTERRUPTED = 1, 2, 130
 _SELF_EXPLAINING = (CheckpointError, MissingDependency, PlacementError, UnsupportedSpace)
 """Errors whose message says all; a traceback would bury it."""
 
-_OURS = str(Path(rlightning.__file__).parent)
+_OURS = f"{Path(rlightning.__file__).parent}{os.sep}"
 _FRAMES = 12
 """Calls of a traceback that are shown at most, the innermost ones."""
 

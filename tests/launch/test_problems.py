@@ -1,7 +1,10 @@
 """What a person sees of a failure: what happened and where in their code, and no more."""
 
+from pathlib import Path
+
 import pytest
 
+import rlightning
 from rlightning.errors import ConfigError, ShapeError, WorkerError
 from rlightning.launch.problems import causes, config_error_in, short_trace
 from rlightning.runtime.local import LocalHandle
@@ -41,6 +44,16 @@ def test_what_this_package_says_of_its_input_needs_no_trace():
     outer.__cause__ = caught.value
     assert short_trace(outer) == "rlightning.errors.ShapeError: 7 joints, 6 expected\n"
     assert "in carry" in short_trace(failure(Robot.carry))  # raised by the user's own code
+
+
+def test_a_package_beside_this_one_whose_name_begins_alike_is_the_users():
+    file = f"{Path(rlightning.__file__).parent}_robots/arm.py"
+    names = {"ShapeError": ShapeError}
+    exec(compile("def reach(self): raise ShapeError('7 joints')", file, "exec"), names)  # noqa: S102 (our own text)
+    arm = type("Arm", (), {"reach": names["reach"]})
+    with pytest.raises(WorkerError) as caught:
+        LocalHandle(arm(), "env[0]").call(arm.reach).result()
+    assert f'File "{file}", line 1, in reach' in short_trace(caught.value)
 
 
 def test_a_traceback_of_another_process_is_shown_once():
