@@ -21,7 +21,6 @@ from rlightning.engine.recorder import CheckpointFolder
 from rlightning.env.env_worker import EnvWorker, Episode
 from rlightning.errors import CheckpointError, MissingDependency, RLightningError
 from rlightning.launch.assemble import assemble
-from rlightning.launch.load import load_config
 from rlightning.launch.run import open_folder
 from rlightning.observability.logs import log_to_console
 from rlightning.observability.run_folder import RunFolder
@@ -67,7 +66,7 @@ def evaluate_run(request: EvalRequest, console: Console) -> None:
     """
     run = open_folder(request.run)
     checkpoint = _find_checkpoint(run, request.checkpoint)
-    config = _for_evaluation(load_config(str(run.config_path)).config, request)
+    config = _for_evaluation(run.config, request)
     log_to_console(config.log.level)
     if request.video is not None:
         choose_gl_backend()
