@@ -77,7 +77,7 @@ SECTIONS = [
     ),
     Section(
         "HalfCheetah over a million steps",
-        "The same settings in both (those of the first figure, with normalised observations and scaled rewards). Every "
+        "The same settings in all (those of the first figure, with normalised observations and scaled rewards). Every "
         "line is one seed.",
         "python benchmarks/learning_curves.py",
         "learning_curves",
