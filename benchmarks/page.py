@@ -127,8 +127,8 @@ SECTIONS = [
     ),
     Section(
         "Starting",
-        "From an empty process. Torch and torch's compiler, which any of its optimizers loads when it is made, are "
-        "nearly all of a start.",
+        "From an empty process. Torch is most of a start. Its compiler, which any of torch's own optimizers loads when "
+        "it is made, is left out here unless `policy.compile` wants it.",
         "python benchmarks/startup.py",
         "startup",
         tables.startup,
