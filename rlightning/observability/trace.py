@@ -32,6 +32,8 @@ KINDS = {
 }
 """What is measured -> the kind of work that it is; what is not listed is of the kind "other"."""
 
+_BEGIN = b"[\n"
+_BETWEEN = b",\n"
 _END = b"\n]\n"
 
 
@@ -39,7 +41,8 @@ class TraceFile:
     """A JSON array of events, in the Trace Event Format of Chrome; it is whole after every ``append``.
 
     Times are microseconds since the file was made, by the clock on the wall, to which the workers' own clocks are set.
-    A run that is resumed goes on with the same file.
+    A run that is resumed goes on with the same file. A process that is killed in the midst of an ``append`` leaves a
+    file that ends anywhere within those events, since the system writes a page at a time; who opens it next mends it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -47,13 +50,13 @@ class TraceFile:
         self._path = path
         self._lanes: dict[str, int] = {}
         self._threads: dict[int, dict[int, int]] = {}
-        if path.exists():
+        if path.exists() and _mend(path):
             with path.open(encoding="utf-8") as file:
                 file.readline()
                 first = json.loads(file.readline().rstrip(",\n"))
         else:
             first = {"ph": "M", "name": "origin", "pid": 0, "args": {"wall_time_s": time.time()}}
-            path.write_bytes(b"[\n" + json.dumps(first).encode() + _END)
+            path.write_bytes(_BEGIN + json.dumps(first).encode() + _END)
         self._origin_s: float = first["args"]["wall_time_s"]
 
     def append(self, lanes: Mapping[str, Sequence[Span]]) -> None:
@@ -81,10 +84,24 @@ class TraceFile:
         return {"ph": "X", "name": span.name, "cat": KINDS.get(span.name, "other"), "pid": lane, "tid": thread, **times}
 
     def _write(self, events: Sequence[Mapping[str, Any]]) -> None:
-        """Write events over the end of the array by one call, so that a process that is killed leaves a whole file."""
-        text = "".join(f",\n{json.dumps(event)}" for event in events).encode() + _END
+        """Write events over the end of the array by one call."""
+        text = b"".join(_BETWEEN + json.dumps(event).encode() for event in events) + _END
         file = os.open(self._path, os.O_WRONLY)
         try:
             os.pwrite(file, text, os.fstat(file).st_size - len(_END))
         finally:
             os.close(file)
+
+
+def _mend(path: Path) -> bool:
+    """Cut off an event that was not written to its end, and close the array; says whether any event is left."""
+    written = path.read_bytes()
+    if written.startswith(_BEGIN + b"{") and written.endswith(b"}" + _END):
+        return True
+    # Events hold no line breaks, so what lies before one is whole.
+    end = written.rfind(b"}" + _BETWEEN) + 1
+    if end:
+        os.truncate(path, end)
+        with path.open("ab") as file:
+            file.write(_END)
+    return end > 0

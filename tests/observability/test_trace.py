@@ -79,7 +79,22 @@ def test_the_file_is_json_after_every_append_and_a_lane_is_named_once(tmp_path):
     assert len(load(path)[1]["driver", 0]) == 4
 
 
-def test_the_file_of_a_process_that_was_killed_is_whole(tmp_path):
+def test_who_goes_on_with_a_file_cuts_an_event_that_was_not_written_to_its_end(tmp_path):
+    path = tmp_path / "trace.json"
+    lanes = {"driver": [Span("learn", i, i + 1, 1) for i in range(2)]}
+    trace = TraceFile(path)
+    trace.append(lanes)
+    trace.append(lanes)
+    written, events = path.read_bytes(), json.loads(path.read_text())
+    for size in range(len(written)):
+        path.write_bytes(written[:size])
+        TraceFile(path)
+        left = json.loads(path.read_text())
+        whole = written[:size].count(b"},\n")  # Events that another one follows.
+        assert left == events[:whole] if whole else [event["name"] for event in left] == ["origin"]
+
+
+def test_a_process_that_is_killed_loses_at_most_the_events_that_it_was_writing(tmp_path):
     code = """
         import sys
         from pathlib import Path
@@ -87,21 +102,25 @@ def test_the_file_of_a_process_that_was_killed_is_whole(tmp_path):
         from rlightning.observability.trace import TraceFile
 
         trace = TraceFile(Path(sys.argv[1]))
-        print("go", flush=True)
-        while True:
+        for epoch in range(1_000_000):
             trace.append({"driver": [Span("learn", 1.0, 2.0, i) for i in range(20)]})
+            print(epoch, flush=True)
     """
     path = tmp_path / "trace.json"
-    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code), str(path)], stdout=subprocess.PIPE)
+    command = [sys.executable, "-c", textwrap.dedent(code), str(path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
-        process.stdout.readline()
-        while path.stat().st_size < 100_000:
-            pass
+        for line in process.stdout:
+            if int(line) == 50:
+                break
     finally:
         os.kill(process.pid, signal.SIGKILL)
+        appended = 51 + len(process.stdout.readlines())
         process.wait(60)
         process.stdout.close()
-    assert len(json.loads(path.read_text())) > 500
+    TraceFile(path)
+    spans = [event for event in json.loads(path.read_text()) if event["ph"] == "X"]
+    assert 20 * appended <= len(spans) <= 20 * (appended + 1)
 
 
 # The timer
