@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import gymnasium as gym
@@ -23,12 +23,14 @@ class Leaf:
         shape: Its shape.
         dtype: The dtype in the env.
         handed_out: The dtype in which observations leave the worker: float32 for float64, else the same.
+        choices: The first and the last choice, for each element or all, if the space is one of choices; else None.
     """
 
     path: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     handed_out: np.dtype[Any]
+    choices: tuple[Any, Any] | None = field(default=None, compare=False)
 
 
 def space_leaves(space: gym.Space[Any], path: str = "") -> Tree:
@@ -45,7 +47,18 @@ def space_leaves(space: gym.Space[Any], path: str = "") -> Tree:
         where = f" at {path}" if path else ""
         raise UnsupportedSpace(f"a {type(space).__name__} space{where} is no array of fixed shape: {space}")
     dtype = np.dtype(space.dtype)
-    return Leaf(path, tuple(space.shape), dtype, np.dtype(np.float32) if dtype == np.float64 else dtype)
+    handed_out = np.dtype(np.float32) if dtype == np.float64 else dtype
+    return Leaf(path, tuple(space.shape), dtype, handed_out, _choices(space, dtype))
+
+
+def _choices(space: gym.Space[Any], dtype: np.dtype[Any]) -> tuple[Any, Any] | None:
+    if isinstance(space, gym.spaces.Discrete):
+        return dtype.type(space.start), dtype.type(space.start + space.n - 1)
+    if isinstance(space, gym.spaces.MultiDiscrete):
+        return space.start, space.start + space.nvec - 1
+    if isinstance(space, gym.spaces.MultiBinary):
+        return dtype.type(0), dtype.type(1)
+    return None
 
 
 def row_leaves(space: gym.Space[Any], num_envs: int) -> Tree:
@@ -79,6 +92,19 @@ def checked(value: Any, shape: tuple[int, ...], dtype: np.dtype[Any], what: str)
 def all_finite(array: np.ndarray[Any, Any]) -> bool:
     """Tell whether no number is NaN or infinite; arrays of whole numbers pass."""
     return array.dtype.kind != "f" or 0 not in np.isfinite(array).tobytes()
+
+
+def no_choice(array: np.ndarray[Any, Any], leaf: Leaf) -> np.ndarray[Any, np.dtype[np.bool_]] | None:
+    """Tell which elements are none of the leaf's choices; None if all are.
+
+    >>> no_choice(np.array([0, 2, -1]), space_leaves(gym.spaces.Discrete(2)))
+    array([False,  True,  True])
+    """
+    if leaf.choices is None:
+        return None
+    first, last = leaf.choices
+    wrong = (array < first) | (array > last)
+    return wrong if any_true(wrong) else None
 
 
 def any_true(mask: np.ndarray[Any, np.dtype[np.bool_]]) -> bool:

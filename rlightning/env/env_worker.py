@@ -9,7 +9,7 @@ import numpy as np
 
 from rlightning.config import EnvConfig
 from rlightning.env import state as plain_state
-from rlightning.env.arrays import Leaf, all_finite, any_true, checked, map_parts, row_leaves
+from rlightning.env.arrays import Leaf, all_finite, any_true, checked, map_parts, no_choice, row_leaves
 from rlightning.env.base_env import BaseEnv
 from rlightning.env.faults import FaultKind
 from rlightning.env.seeding import Purpose, sub_env_seeds
@@ -331,6 +331,10 @@ class EnvWorker:
             raise WorkerError(
                 f"action{leaves.path} of sub-env {_bad_row(owned)} is not finite: has the policy diverged?"
             )
+        if (wrong := no_choice(owned, leaves)) is not None:
+            row = int(np.argwhere(wrong)[0][0])
+            space = self._meta.action_space
+            raise WorkerError(f"action{leaves.path} of sub-env {row} is {owned[row]}, which is not in {space}")
         return owned
 
     def _own(self, last: EnvRet) -> EnvRet:

@@ -7,6 +7,7 @@ import torch
 
 from rlightning.config import EnvConfig
 from rlightning.env import BaseEnv, EnvGroup, EnvWorker
+from rlightning.env.env_worker import WorkerReport
 from rlightning.errors import ProtocolError, ShapeError, UnsupportedSpace, WorkerError
 from rlightning.runtime import gather
 from rlightning.simulators.gymnasium import GymnasiumEnv
@@ -188,6 +189,31 @@ def test_a_fraction_is_no_discrete_action():
     worker.reset()
     with pytest.raises(WorkerError, match="action has dtype float32, which does not fit int64"):
         worker.step(PolicyResponse(np.zeros(3, np.float32)))
+
+
+@pytest.mark.parametrize(
+    ("space", "action", "message"),
+    [
+        (gym.spaces.Discrete(2), [0, 2], r"action of sub-env 1 is 2, which is not in Discrete\(2\) \(step 1"),
+        (gym.spaces.Discrete(2, start=-1), [-2, 0], "action of sub-env 0 is -2, which is not in Discrete"),
+        (gym.spaces.MultiDiscrete([2, 3]), [[1, 2], [2, 0]], r"action of sub-env 1 is \[2 0\], which is not in Multi"),
+        (gym.spaces.MultiBinary(2), [[0, 1], [0, 2]], r"action of sub-env 1 is \[0 2\], which is not in MultiBinary"),
+        (gym.spaces.Dict(a=gym.spaces.Discrete(2)), {"a": [0, -1]}, r"action\.a of sub-env 1 is -1, which is not"),
+    ],
+)
+def test_an_action_that_is_none_of_the_choices_is_the_policys_fault(space, action, message):
+    class Choosing(Scripted):
+        action_space = space
+
+        def step(self, response):
+            raise AssertionError("the env got the action")
+
+    worker = EnvWorker(Choosing, EnvConfig(name="scripted", num_envs=2), 0, 0)
+    worker.reset()
+    action = {"a": np.array(action["a"])} if isinstance(action, dict) else np.array(action)
+    with pytest.raises(WorkerError, match=message):
+        worker.step(PolicyResponse(action))
+    assert worker.report() == WorkerReport(0)
 
 
 def test_a_step_before_a_reset_is_refused():
