@@ -126,6 +126,10 @@ class CheckpointError(RLightningError, RuntimeError):
     """A checkpoint cannot be used: which file, what is wrong with it, which older one is whole."""
 
 
+class RecordError(RLightningError, OSError):
+    """What a run records cannot be written: which file, and why."""
+
+
 class ProtocolError(RLightningError, RuntimeError):
     """Calls in the wrong order: says which call to make first."""
 

@@ -43,6 +43,25 @@ class EvalResult:
         }
         return found | returns_by_task(self.episodes, "eval/return_mean")
 
+    def describe(self) -> str:
+        """Say on a few lines, for a person, what came out.
+
+        >>> print(EvalResult((Episode(1.0, 3, False, "reach", 0, 0), Episode(2.0, 5, False, "reach", 0, 1))).describe())
+        episodes    2
+        return      1.50 ± 0.50 (mean and std)
+                    1.00 to 2.00
+        length      4.0 steps
+        """
+        metrics, returns = self.metrics(), [episode.return_ for episode in self.episodes]
+        return "\n".join(
+            (
+                f"episodes    {len(returns)}",
+                f"return      {metrics['eval/return_mean']:.2f} ± {metrics['eval/return_std']:.2f} (mean and std)",
+                f"            {min(returns):.2f} to {max(returns):.2f}",
+                f"length      {metrics['eval/length_mean']:.1f} steps",
+            )
+        )
+
 
 def returns_by_task(episodes: Sequence[Episode], prefix: str) -> dict[str, float]:
     """Give the mean return of each task as ``prefix/task``; nothing if there is only one task."""

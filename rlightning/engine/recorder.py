@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rlightning.checkpoint import locate, newest_whole, save_state
+from rlightning.errors import CheckpointError
 from rlightning.observability.sinks import MetricSink
 from rlightning.observability.timer import Span
 from rlightning.observability.trace import TraceFile
@@ -91,11 +92,19 @@ class CheckpointFolder:
         self.path, self._keep = path, keep
 
     def save(self, epoch: int, states: Mapping[str, Any], *, best: bool) -> Path:
-        """Write a checkpoint, move the links, and remove what is too old."""
+        """Write a checkpoint, move the links, and remove what is too old.
+
+        Raises:
+            CheckpointError: If it cannot be written.
+        """
         folder = save_state(self.path / f"epoch-{epoch:08d}", states)
-        self._link("last", folder)
-        if best:
-            self._link("best", folder)
+        try:
+            self._link("last", folder)
+            if best:
+                self._link("best", folder)
+        except OSError as error:
+            message = f"no link to {folder} can be made ({error.strerror or error}); the checkpoint itself is whole"
+            raise CheckpointError(message) from error
         self._remove_old(folder.name)
         return folder
 

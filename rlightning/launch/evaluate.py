@@ -74,15 +74,9 @@ def evaluate_run(request: EvalRequest, console: Console) -> None:
         engine.resume(checkpoint)
         result = engine.run().evaluation
         assert result is not None
-        metrics, returns = result.metrics(), [episode.return_ for episode in result.episodes]
         how = "most likely actions" if config.evaluation.deterministic else "sampled actions"
         console.print(f"checkpoint  {checkpoint.resolve().name} of {run.name}, {how}", soft_wrap=True)
-        console.print(f"episodes    {len(returns)}")
-        console.print(
-            f"return      {metrics['eval/return_mean']:.2f} ± {metrics['eval/return_std']:.2f} (mean and std)"
-        )
-        console.print(f"            {min(returns):.2f} to {max(returns):.2f}")
-        console.print(f"length      {metrics['eval/length_mean']:.1f} steps")
+        console.print(result.describe(), highlight=False)
         if request.video is not None:
             with console.status("drawing the video ...") as status:
 

@@ -16,6 +16,7 @@ from rlightning.errors import (
     ConfigError,
     MissingDependency,
     PlacementError,
+    RecordError,
     RLightningError,
     UnsupportedSpace,
 )
@@ -23,7 +24,7 @@ from rlightning.errors import (
 EXIT_FAILED, EXIT_BAD_CONFIG, EXIT_INTERRUPTED = 1, 2, 130
 """A run that failed; a configuration that cannot be run; Ctrl-C."""
 
-_SELF_EXPLAINING = (CheckpointError, MissingDependency, PlacementError, UnsupportedSpace)
+_SELF_EXPLAINING = (CheckpointError, MissingDependency, PlacementError, RecordError, UnsupportedSpace)
 """Errors whose message says all; a traceback would bury it."""
 
 _OURS = f"{Path(rlightning.__file__).parent}{os.sep}"

@@ -45,7 +45,8 @@ def open_run(run: RunFolder, *, first_epoch: int = 0, resumed_at: int | None = N
     """
     config = run.config
     log_to_console(config.log.level)
-    shown = ProgressDisplay(config.train.max_epochs, first_epoch, enabled=config.log.progress)
+    has_epochs = config.engine != "eval"
+    shown = ProgressDisplay(config.train.max_epochs, first_epoch, enabled=config.log.progress and has_epochs)
     with _alone_in(run), shown as progress:
         sink = run.open_sinks(resumed_at)
         trace_file = TraceFile(run.trace_path) if config.log.trace else None
@@ -60,7 +61,15 @@ def open_run(run: RunFolder, *, first_epoch: int = 0, resumed_at: int | None = N
         finally:
             current_run.reset(token)
             sink.close()
-            draw_curve(read_metrics(run.metrics_path), run.curve_path, run.name)
+            _draw(run)
+
+
+def _draw(run: RunFolder) -> None:
+    """Draw the learning curve; a full disk takes the curve, and leaves the error that the run may have ended with."""
+    try:
+        draw_curve(read_metrics(run.metrics_path), run.curve_path, run.name)
+    except OSError as error:
+        logger.warning("the learning curve cannot be drawn: %s", error)
 
 
 @contextmanager
@@ -89,9 +98,13 @@ def train(loaded: LoadedConfig, console: Console | None = None) -> RunFolder:
     Raises:
         KeyboardInterrupt: After Ctrl-C; the folder holds a checkpoint then.
     """
-    with _new_folder(loaded) as run, _told(run, console or Console()), open_run(run), assemble(run.config) as engine:
+    console = console or Console()
+    with _new_folder(loaded) as run, _told(run, console), open_run(run), assemble(run.config) as engine:
         engine.policy_group.check_extra_training_state()
-        engine.run()
+        result = engine.run()
+    if run.config.engine == "eval" and result.evaluation is not None:
+        console.print(f"evaluated   initial weights, in {_short(run.path)}", soft_wrap=True, highlight=False)
+        console.print(result.evaluation.describe(), highlight=False)
     return run
 
 

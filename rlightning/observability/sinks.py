@@ -7,11 +7,12 @@ import math
 import os
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
 from rlightning.config import LogConfig
-from rlightning.errors import MissingDependency
+from rlightning.errors import MissingDependency, RecordError
 
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 """JSON knows no such numbers; they are written as text."""
@@ -45,6 +46,7 @@ class JsonlSink:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         torn = _ends_inside_a_line(path)
+        self._path = path
         self._file = path.open("a", encoding="utf-8")
         if torn:
             self._file.write("\n")
@@ -58,11 +60,15 @@ class JsonlSink:
         self._append({"step": step, "time": round(time.time(), 3), _EVENT: _RESUMED})
 
     def close(self) -> None:
-        self._file.close()
+        with suppress(OSError):  # what could not be written was an error when it was to be written
+            self._file.close()
 
     def _append(self, line: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(line) + "\n")
-        self._file.flush()
+        try:
+            self._file.write(json.dumps(line) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise RecordError(f"{self._path} cannot be written: {error.strerror or error}") from error
 
 
 class TensorBoardSink:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlightning.errors import RecordError
 from rlightning.observability.timer import Span
 
 KINDS = {
@@ -84,13 +85,14 @@ class TraceFile:
         return {"ph": "X", "name": span.name, "cat": KINDS.get(span.name, "other"), "pid": lane, "tid": thread, **times}
 
     def _write(self, events: Sequence[Mapping[str, Any]]) -> None:
-        """Write events over the end of the array by one call."""
+        """Write events over the end of the array."""
         text = b"".join(_BETWEEN + json.dumps(event).encode() for event in events) + _END
-        file = os.open(self._path, os.O_WRONLY)
         try:
-            os.pwrite(file, text, os.fstat(file).st_size - len(_END))
-        finally:
-            os.close(file)
+            with self._path.open("r+b") as file:
+                file.seek(-len(_END), os.SEEK_END)
+                file.write(text)
+        except OSError as error:
+            raise RecordError(f"{self._path} cannot be written: {error.strerror or error}") from error
 
 
 def _mend(path: Path) -> bool:

@@ -190,6 +190,14 @@ def test_a_run_from_its_start_to_its_end(folder: Path) -> None:
     assert "epoch-00000099" in missing.stderr
 
 
+def test_training_with_the_engine_of_evaluations_says_what_came_out(folder: Path) -> None:
+    done = invoke("train", "tiny.yaml", "engine=eval")
+    assert done.exit_code == 0, done.output
+    assert "evaluated   initial weights, in runs/tiny" in done.output
+    assert "episodes    2" in done.output
+    assert "epoch" not in done.output
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 # imageio leaves the pipes of its ffmpeg process to the garbage collector.

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlightning.config import LogConfig
-from rlightning.errors import MissingDependency
+from rlightning.errors import MissingDependency, RecordError
 from rlightning.observability.sinks import JsonlSink, Sinks, TensorBoardSink, WandbSink, read_metrics
 
 
@@ -20,6 +20,15 @@ def test_lines_are_there_as_soon_as_they_are_logged(tmp_path: Path) -> None:
     sink.log(256, {"train/lr": 0.1})
     assert json.loads(path.read_text())["train/lr"] == 0.1
     sink.close()
+    sink.close()
+
+
+def test_a_full_disk_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.symlink_to("/dev/full")
+    sink = JsonlSink(path)
+    with pytest.raises(RecordError, match=r"metrics\.jsonl cannot be written: No space left on device"):
+        sink.log(1, {"a": 0.5})
     sink.close()
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from rlightning.config import ClusterConfig, Config, EnvConfig, LogConfig, TrainConfig
 from rlightning.engine.recorder import FolderRecorder
-from rlightning.errors import WorkerError
+from rlightning.errors import RecordError, WorkerError
 from rlightning.launch.assemble import assemble
 from rlightning.launch.run import open_run
 from rlightning.observability.run_folder import RunFolder
@@ -92,6 +92,14 @@ def test_who_goes_on_with_a_file_cuts_an_event_that_was_not_written_to_its_end(t
         left = json.loads(path.read_text())
         whole = written[:size].count(b"},\n")  # Events that another one follows.
         assert left == events[:whole] if whole else [event["name"] for event in left] == ["origin"]
+
+
+def test_a_file_that_cannot_be_written_is_an_error_that_names_it(tmp_path):
+    path = tmp_path / "trace.json"
+    trace = TraceFile(path)
+    path.unlink()
+    with pytest.raises(RecordError, match=r"trace\.json cannot be written: No such file"):
+        trace.append({"driver": [Span("learn", 1.0, 2.0, 1)]})
 
 
 def test_a_process_that_is_killed_loses_at_most_the_events_that_it_was_writing(tmp_path):
