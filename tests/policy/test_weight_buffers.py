@@ -110,7 +110,7 @@ def test_a_request_that_waited_for_an_update_is_refused_if_it_failed_half_way():
     def load_half(state_dict, *args, **kwargs):
         actor.tensors.t7.data = actor.tensors.t7.data + 1
         loading.set()
-        go_on.wait(60)
+        assert go_on.wait(60)
         raise OSError("half is loaded")
 
     def request():
@@ -120,12 +120,16 @@ def test_a_request_that_waited_for_an_update_is_refused_if_it_failed_half_way():
             outcomes.append(str(error))
 
     actor.__dict__["load_state_dict"] = load_half
-    group.sync_weights()
+    # A policy that is at no request puts weights in force in the thread that announces them.
+    syncing, asking = threading.Thread(target=group.sync_weights), threading.Thread(target=request)
+    syncing.start()
     assert loading.wait(60)
-    asking = threading.Thread(target=request)
     asking.start()
+    asking.join(0.2)
+    assert asking.is_alive()
     go_on.set()
     asking.join(60)
+    syncing.join(60)
     assert outcomes == ["the last weight update failed: half is loaded"]
 
 
