@@ -84,9 +84,12 @@ def train(preset: _Preset, overrides: _Overrides = None, config_dir: _ConfigDir 
     """
     with _exit_codes():
         from rlightning.launch.load import load_config
+
+        loaded = load_config(preset, overrides or [], config_dir)
+        # Only now, since it loads torch: what is wrong with a configuration is told without that.
         from rlightning.launch.run import train as run_training
 
-        run = run_training(load_config(preset, overrides or [], config_dir), _console())
+        run = run_training(loaded, _console())
         _show_curve(run.metrics_path)
 
 
