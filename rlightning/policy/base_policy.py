@@ -21,6 +21,7 @@ from rlightning.device import pick_device
 from rlightning.distributed import Communicator, Group, ParallelMode
 from rlightning.errors import ConfigError, ProtocolError
 from rlightning.observability.timer import Span, Timer
+from rlightning.policy.acting import Acting
 from rlightning.policy.answering import EVALUATES, Answering
 from rlightning.policy.batching import versions_behind
 from rlightning.policy.compilation import compile_at_first_call
@@ -29,7 +30,7 @@ from rlightning.policy.data_parallel import DataParallel, infer_train_dp_world_s
 from rlightning.policy.gate import RolloutGate
 from rlightning.policy.generators import Generators
 from rlightning.policy.memory import Part, memory_of, optimizer_tensors
-from rlightning.policy.tensors import acting_tensors, distinct_tensors, with_buffers
+from rlightning.policy.tensors import ModuleTensors, distinct_tensors, with_buffers
 from rlightning.policy.training_state import (
     clone_checkpoint_value,
     load_whole_state,
@@ -137,11 +138,12 @@ class BasePolicy(nn.Module, ABC):
         self._gate = RolloutGate(functools.partial(self._timer.measure, "wait"))
         self._steady = threading.RLock()  # weights may be sent by another thread, and never in the midst of learning
         self._memory = memory_of(self.device)
-        self._weight_export = WeightExport(self, self._timer)
+        self._module_tensors, self._what_acts = ModuleTensors(), Acting(self)
+        self._weight_export = WeightExport(self, self._what_acts, self._timer)
         self._finds_models = True
         self._lists_plainly = _is_inherited(type(self), "get_trainable_parameters")
         is_plain = self._lists_plainly and _is_inherited(type(self), "load_state_dict")
-        self._weight_import = WeightImport(self, self._gate, self._timer, loads_plainly=is_plain)
+        self._weight_import = WeightImport(self, self._what_acts, self._gate, self._timer, loads_plainly=is_plain)
         self._answering = Answering(type(self), self._gate, self._timer)
         if self.rollout_mode == "sync" and is_coroutine(type(self).rollout_step):
             raise ConfigError(f"{type(self).__name__}.rollout_step is a coroutine: set policy.rollout_mode=async")
@@ -227,7 +229,7 @@ class BasePolicy(nn.Module, ABC):
         Returns:
             Module name -> tensor name -> the live tensor; names are free of the prefixes of wrappers.
         """
-        return acting_tensors(self, self._models())
+        return {name: dict(named) for name, named in self._module_tensors.of(self, self._models()).items()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Copy the values of ``get_trainable_parameters`` of another policy into this one.
@@ -388,17 +390,18 @@ class BasePolicy(nn.Module, ABC):
 
     def weight_layout(self) -> Layout:
         """Say where each tensor that acts lies in the bytes that travel."""
-        return self._weight_export.layout()
+        return self._what_acts.look().layout
 
     def export_bundle(self) -> Bundle:
         """Copy all that acts, with its version."""
         self._require_init("export_bundle")
-        return self._weight_export.bundle()
+        with self._steady:
+            return self._weight_export.bundle()
 
     def import_bundle(self, bundle: Bundle) -> int:
         """Put a bundle in force between two requests, or keep the old one and raise; gives its version."""
         self._require_init("import_bundle")
-        return self._weight_import.put_in_force(bundle.views(), bundle.version)
+        return self._weight_import.put_in_force(bundle)
 
     def send_weights(self, receivers: Sequence[Any], shared_weight_buffer: Slots | None = None) -> Bundle | int:
         """Give a copy of all that acts, or write it into a buffer that others map; see ``Sender.send_weights``."""
@@ -473,7 +476,8 @@ class BasePolicy(nn.Module, ABC):
     def send_weights_ipc(self) -> Slots:
         """Give a handle of memory that holds the weights, for a policy beside this one."""
         self._require_init("send_weights_ipc")
-        return self._weight_export.hand_over()
+        with self._steady:
+            return self._weight_export.hand_over()
 
     def end_hand_over(self) -> None:
         """Make new memory for the next handle, because another policy will get it."""
@@ -715,8 +719,9 @@ class BasePolicy(nn.Module, ABC):
 
     def _acting(self) -> NamedTensors:
         """Give what travels: what ``get_trainable_parameters`` lists, and the buffers of whole modules in it."""
-        listed = self.get_trainable_parameters()
-        return listed if self._lists_plainly else with_buffers(listed, self._models())
+        if self._lists_plainly:
+            return self._module_tensors.of(self, self._models())
+        return with_buffers(self.get_trainable_parameters(), self._models())
 
     def _tensors(self) -> list[torch.Tensor]:
         """List all parameters and buffers, those that are not kept included."""
@@ -727,7 +732,7 @@ class BasePolicy(nn.Module, ABC):
             delattr(self, name)
         self._memory.forget()
         self.model_list = []
-        self._weight_export.forget()
+        self._what_acts.forget()
         self._weight_import.forget()
         # Networks are drawn from the global generator: lend it our seed and give it back as it was.
         with _BUILDING, torch.random.fork_rng(devices=[]):

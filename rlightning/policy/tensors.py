@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -15,18 +15,81 @@ if TYPE_CHECKING:
     from rlightning.policy.base_policy import BasePolicy
 
 
-def acting_tensors(policy: nn.Module, models: Iterable[tuple[str, nn.Module]]) -> NamedTensors:
-    """Give the parameters and buffers of some modules of a policy, and those that it holds itself.
+class ModuleTensors:
+    """Lists the tensors of a policy's modules, by names that are free of the prefixes of wrappers.
 
-    Returns:
-        Module name -> tensor name -> the live tensor; names are free of the prefixes of wrappers.
+    Modules are walked through again only where something in them was replaced, added or removed: with thousands of
+    tensors that walk would take longer than all else that a push of weights takes.
     """
-    own = [("self", _OwnTensors(policy))] if policy._parameters or policy._buffers else []
-    tensors: NamedTensors = {}
-    for name, module in [*models, *own]:
-        state = module.state_dict(keep_vars=True)
-        tensors[name] = {strip_wrappers(key): value for key, value in state.items()}
-    return tensors
+
+    def __init__(self) -> None:
+        self._models: list[tuple[str, nn.Module]] = []
+        self._own: _OwnTensors | None = None
+        self._held: list[_Held] | None = None  # None where it cannot be told whether they are the same as before
+        self._named: NamedTensors = {}
+
+    def of(self, policy: nn.Module, models: Sequence[tuple[str, nn.Module]]) -> NamedTensors:
+        """Give the parameters and buffers of some modules of a policy, and those that it holds itself.
+
+        Returns:
+            Module name -> tensor name -> the live tensor: the same dicts as before if they are the same tensors.
+        """
+        own = self._own
+        is_known = own is not None and own.is_of(policy) and self._models == models and self._held is not None
+        if not is_known or not all(map(_Held.is_unchanged, self._held or ())):
+            self._walk(policy, models)
+        return self._named
+
+    def _walk(self, policy: nn.Module, models: Sequence[tuple[str, nn.Module]]) -> None:
+        self._models, self._own = list(models), _OwnTensors(policy)
+        tops = [*models, ("self", self._own)] if policy._parameters or policy._buffers else list(models)
+        self._named = {
+            name: {strip_wrappers(key): value for key, value in module.state_dict(keep_vars=True).items()}
+            for name, module in tops
+        }
+        modules = list(
+            {id(module): module for top in (*tops, ("self", self._own)) for module in top[1].modules()}.values()
+        )
+        self._held = list(map(_Held, modules)) if all(map(_has_plain_state, modules)) else None
+
+
+class _Held:
+    """What a module holds at a time; it is kept, so that no other object can get the identity of one."""
+
+    __slots__ = ("_ids", "_members", "_module", "_names", "_not_kept")
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._names, self._members = self._look()
+        self._ids = list(map(id, self._members))
+        self._not_kept = set(module._non_persistent_buffers_set)
+
+    def _look(self) -> tuple[list[str], list[Any]]:
+        parameters, buffers, modules = self._module._parameters, self._module._buffers, self._module._modules
+        return [*parameters, *buffers, *modules], [*parameters.values(), *buffers.values(), *modules.values()]
+
+    def is_unchanged(self) -> bool:
+        """Tell whether the module holds the very same objects by the same names, and says so in its state dict."""
+        names, members = self._look()
+        module = self._module
+        return (
+            list(map(id, members)) == self._ids
+            and names == self._names
+            and module._non_persistent_buffers_set == self._not_kept
+            and not (module._state_dict_hooks or module._state_dict_pre_hooks)
+        )
+
+
+def _has_plain_state(module: nn.Module) -> bool:
+    """Tell whether a module's state dict follows from what it holds, since nobody makes it in a way of their own."""
+    kind = type(module)
+    is_plain = all(
+        getattr(kind, name) is getattr(nn.Module, name)
+        for name in ("state_dict", "_save_to_state_dict", "get_extra_state")
+    )
+    return (
+        is_plain and "state_dict" not in vars(module) and not (module._state_dict_hooks or module._state_dict_pre_hooks)
+    )
 
 
 def with_buffers(given: NamedTensors, models: Iterable[tuple[str, nn.Module]]) -> NamedTensors:
@@ -48,7 +111,7 @@ def with_buffers(given: NamedTensors, models: Iterable[tuple[str, nn.Module]]) -
 
 
 def all_tensors(policy: BasePolicy) -> dict[str, torch.Tensor]:
-    """List all parameters and buffers that are kept, those of no model included; names as in ``acting_tensors``.
+    """List all parameters and buffers that are kept, those of no model included; names as in ``ModuleTensors``.
 
     A model may be held by something else than an attribute of the policy.
 
@@ -76,3 +139,7 @@ class _OwnTensors(nn.Module):
         self._parameters = policy._parameters
         self._buffers = policy._buffers
         self._non_persistent_buffers_set = policy._non_persistent_buffers_set
+
+    def is_of(self, policy: nn.Module) -> bool:
+        """Tell whether these are the tensors that the policy holds now."""
+        return self._parameters is policy._parameters and self._buffers is policy._buffers

@@ -10,8 +10,9 @@ import torch
 
 from rlightning.distributed import ParallelMode
 from rlightning.observability.timer import Timer
+from rlightning.policy.acting import Acting, Look
 from rlightning.weights.bundle import Bundle, pack
-from rlightning.weights.layout import Layout, NamedTensors, check_key, copy_all
+from rlightning.weights.layout import check_key, copy_all
 from rlightning.weights.slots import Slots
 
 if TYPE_CHECKING:
@@ -24,30 +25,23 @@ NOTHING_COMES = -2
 class WeightExport:
     """Gives all that acts: as a bundle, by a broadcast, or written into memory that others map.
 
-    It owns the layout of the tensors, and knows the memory that this policy writes into.
+    It knows the memory that this policy writes into.
     """
 
-    def __init__(self, policy: BasePolicy, timer: Timer) -> None:
+    def __init__(self, policy: BasePolicy, acting: Acting, timer: Timer) -> None:
         # Weakly: a policy and its tensors end with their last user, and do not wait for the garbage collector.
         self._policy = cast("BasePolicy", weakref.proxy(policy))
-        self._timer = timer
-        self._layout: Layout | None = None
+        self._acting, self._timer = acting, timer
         self._mapped: Slots | None = None  # the buffer of this node that the policy was told of
         self._handed_over: Slots | None = None  # what the policy beside this one reads from
-
-    def forget(self) -> None:
-        """Take note that the networks are built anew."""
-        self._layout = None
-
-    def layout(self) -> Layout:
-        """Say where each tensor that acts lies in the bytes that travel."""
-        return self._layout_of(self._policy._acting())
 
     def bundle(self) -> Bundle:
         """Copy all that acts, with its version."""
         with self._timer.measure("export"):
-            tensors = self._policy._acting()
-            return pack(tensors, self._policy.version, self._layout_of(tensors))
+            tensors, layout, home = self._look()
+            if home is not None:
+                return Bundle(self._policy.version, layout, home.read())
+            return pack(tensors, self._policy.version, layout)
 
     def send(self, receivers: Sequence[Any], buffer: Slots | None) -> Bundle | int:
         """Write into a shared buffer and give a bundle; see ``BasePolicy.send_weights``."""
@@ -61,8 +55,7 @@ class WeightExport:
         """Send to all members of the group of this sender; gives the version."""
         policy, group = self._policy, self._policy.group(ParallelMode.WEIGHT_TRANSFER)
         try:
-            tensors = policy._acting()
-            layout = self._layout_of(tensors)
+            tensors, layout, _ = self._acting.look()
             flat = torch.zeros(layout.num_bytes, dtype=torch.uint8, device=policy.device)
             copy_all(layout.views(flat), tensors)
         except BaseException:
@@ -76,12 +69,12 @@ class WeightExport:
 
     def map(self, buffer: Slots) -> None:
         """Take a buffer of this node to write into whenever somebody is sent to and nobody receives."""
-        check_key(self.layout(), buffer.layout.key, self._policy._who)
+        check_key(self._acting.look().layout, buffer.layout.key, self._policy._who)
         self._mapped = buffer
 
     def hand_over(self) -> Slots:
         """Write into memory of one's own and give a handle of it."""
-        layout = self.layout()
+        layout = self._acting.look().layout
         if self._handed_over is None or self._handed_over.layout.key != layout.key:
             self._handed_over = Slots.create_shared(layout)
         self._write(self._handed_over)
@@ -91,13 +84,16 @@ class WeightExport:
         """Make new memory for the next handle, because another policy will get it."""
         self._handed_over = None
 
-    def _write(self, buffer: Slots) -> None:
-        tensors = self._policy._acting()
-        check_key(self._layout_of(tensors), buffer.layout.key, self._policy._who)
-        with self._timer.measure("export"), buffer.writing(self._policy.version) as places:
-            copy_all(places, tensors)
+    def _look(self) -> Look:
+        # A learner is asked between two training steps, when nobody is at work on its tensors; an eval policy may act.
+        return self._acting.look(may_move=self._policy.role_type == "train")
 
-    def _layout_of(self, tensors: NamedTensors) -> Layout:
-        if self._layout is None or not self._layout.fits(tensors):
-            self._layout = Layout.of(tensors)
-        return self._layout
+    def _write(self, buffer: Slots) -> None:
+        tensors, layout, home = self._look()
+        check_key(layout, buffer.layout.key, self._policy._who)
+        with self._timer.measure("export"):
+            if home is not None:
+                buffer.write_bytes(self._policy.version, home.flat)
+                return
+            with buffer.writing(self._policy.version) as places:
+                copy_all(places, tensors)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, cast
 
@@ -13,13 +13,14 @@ import torch
 from rlightning.distributed import ParallelMode
 from rlightning.errors import ProtocolError, WeightSyncError
 from rlightning.observability.timer import Timer
+from rlightning.policy.acting import Acting
 from rlightning.policy.gate import RolloutGate
 from rlightning.policy.memory import Part
 from rlightning.policy.tensors import with_buffers
 from rlightning.policy.updater import Updater
 from rlightning.policy.weight_export import NOTHING_COMES
 from rlightning.weights.bundle import Bundle, BundlePart, check_same_layout, flatten_names
-from rlightning.weights.layout import NamedTensors, as_bytes, check_key, each, point_all
+from rlightning.weights.layout import Layout, NamedTensors, as_bytes, check_key, copy_all, each, point_all
 from rlightning.weights.slots import Slots
 
 if TYPE_CHECKING:
@@ -37,18 +38,21 @@ class WeightImport:
         failure: Why the last update failed; while there is one, nobody is to act.
     """
 
-    def __init__(self, policy: BasePolicy, gate: RolloutGate, timer: Timer, *, loads_plainly: bool) -> None:
+    def __init__(
+        self, policy: BasePolicy, acting: Acting, gate: RolloutGate, timer: Timer, *, loads_plainly: bool
+    ) -> None:
         """Begin without a buffer.
 
         Args:
             policy: Whose weights these are.
+            acting: Knows what of it acts.
             gate: Admits its requests.
             timer: Counts its time.
             loads_plainly: Whether its tensors may be exchanged by pointer, since no author loads in a way of their own.
         """
         # Weakly: a policy and its tensors end with their last user, and so does the thread that follows announcements.
         self._policy = cast("BasePolicy", weakref.proxy(policy))
-        self._gate, self._timer, self._loads_plainly = gate, timer, loads_plainly
+        self._acting, self._gate, self._timer, self._loads_plainly = acting, gate, timer, loads_plainly
         self.failure: BaseException | None = None
         self._slots: Slots | None = None
         self._adopted: tuple[Slots, int] | None = None  # whose memory is acted with, and the stamp of what lies there
@@ -96,9 +100,7 @@ class WeightImport:
         """
         check_same_layout(own, given, receiver, version)
         self.take_own_memory()
-        with torch.no_grad():
-            for name, tensor in own.items():
-                tensor.copy_(given[name])
+        copy_all({"": own}, {"": {name: given[name] for name in own}})
 
     def take_own_memory(self) -> None:
         """Copy the tensors out of a buffer that others may act with, before anything is written into them."""
@@ -132,7 +134,7 @@ class WeightImport:
         check_key(self._policy.weight_layout(), payload.layout.key, self._policy._who)
         self._handed_over = payload
         try:
-            return self.put_in_force(payload.views(), payload.version)
+            return self._put_in_force(payload.layout, payload.front, payload.views, payload.version)
         finally:
             payload.unlink()
 
@@ -156,7 +158,7 @@ class WeightImport:
         if not fits:
             check_key(layout, "", policy._who)
         if self._slots is None:
-            return self.put_in_force(layout.views(flat), version)
+            return self._put_in_force(layout, flat, lambda: layout.views(flat), version)
         self._slots.write_bytes(version, flat)
         return version
 
@@ -170,18 +172,22 @@ class WeightImport:
 
     # Into force
 
-    def put_in_force(self, tensors: NamedTensors, version: int) -> int:
+    def put_in_force(self, bundle: Bundle) -> int:
         """Copy weights in between two requests; gives their version.
 
         Raises:
             WeightSyncError: If they do not fit or are older than those in force, which stay in force; the next request
                 and the next ``wait`` raise the error too.
         """
+        return self._put_in_force(bundle.layout, as_bytes(bundle.flat), bundle.views, bundle.version)
+
+    def _put_in_force(self, layout: Layout, flat: torch.Tensor, views: Callable[[], NamedTensors], version: int) -> int:
         with self._noting_failure():
             self._check_newer(version)
             # A failure is noted before the gate opens: nobody shall act with what was loaded half.
             with self._timer.measure("import"), self._gate.update(), self._noting_failure():
-                self._load(tensors, version)
+                if not self._load_at_once(layout, flat):
+                    self._load(views(), version)
                 self._policy.version = version
         return version
 
@@ -200,12 +206,24 @@ class WeightImport:
                 # Read in here, since another thread may have put newer ones in force meanwhile.
                 tensors, version, stamp = slots.views(), slots.version, slots.stamp
                 self._check_newer(version)
-                if self._may_adopt():
+                if self._load_at_once(slots.layout, slots.front):
+                    pass
+                elif self._may_adopt():
                     point_all(self._policy.get_trainable_parameters(), tensors)
                     self._adopted = slots, stamp
                 else:
                     self._load(tensors, version)
                 self._policy.version = version
+
+    def _load_at_once(self, layout: Layout, flat: torch.Tensor) -> bool:
+        """Copy the bytes of many small tensors into the home of the policy's own; gives whether that can be done."""
+        if not self._loads_plainly or Part.MODEL in self._policy._memory.offloaded:
+            return False
+        home = self._acting.look(may_move=True).home
+        if home is None or home.layout.key != layout.key:
+            return False
+        home.flat.copy_(flat)
+        return True
 
     def _load(self, tensors: NamedTensors, version: int) -> None:
         """Load by ``load_state_dict`` what the policy lists itself, and copy the buffers that an author left out."""

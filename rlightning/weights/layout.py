@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -61,7 +62,9 @@ class Layout:
     specs: tuple[TensorSpec, ...]
     num_bytes: int
     key: str
-    _signature: list[tuple[str, str, torch.dtype, tuple[int, ...]]] = field(compare=False, repr=False)
+    _names: list[tuple[str, list[str]]] = field(compare=False, repr=False)
+    _dtypes: list[torch.dtype] = field(compare=False, repr=False)
+    _strides: list[tuple[int, ...]] = field(compare=False, repr=False)
 
     @classmethod
     def of(cls, tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> Layout:
@@ -83,8 +86,12 @@ class Layout:
     def from_specs(cls, specs: tuple[TensorSpec, ...]) -> Layout:
         """Complete a layout whose tensors have their places."""
         stop = max((spec.start + spec.num_bytes for spec in specs), default=0)
-        signature = [(spec.module, spec.name, getattr(torch, spec.dtype), spec.shape) for spec in specs]
-        return cls(specs, stop, xxhash.xxh3_64_hexdigest(repr(specs).encode()), signature)
+        names: dict[str, list[str]] = {}
+        for spec in specs:
+            names.setdefault(spec.module, []).append(spec.name)
+        key = xxhash.xxh3_64_hexdigest(repr(specs).encode())
+        dtypes, strides = [getattr(torch, spec.dtype) for spec in specs], [_strides(spec.shape) for spec in specs]
+        return cls(specs, stop, key, list(names.items()), dtypes, strides)
 
     @classmethod
     def from_json(cls, text: str) -> Layout:
@@ -111,36 +118,52 @@ class Layout:
         # A plain function: cloudpickle sends methods of classes as code, with all that their globals hold.
         return _from_json, (self.to_json(),)
 
+    def has_names(self, tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> bool:
+        """Tell whether tensors still have the names of this layout."""
+        return self._names == [(module, list(named)) for module, named in tensors.items() if named]
+
     def fits(self, tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> bool:
         """Tell whether tensors still have the names, shapes and dtypes of this layout."""
-        return self._signature == [
-            (module, name, tensor.dtype, tensor.shape)
-            for module, named in tensors.items()
-            for name, tensor in named.items()
-        ]
+        if not self.has_names(tensors):
+            return False
+        held = [tensor for named in tensors.values() for tensor in named.values()]
+        is_kind = [tensor.dtype for tensor in held] == self._dtypes
+        return is_kind and all(tensor.shape == spec.shape for tensor, spec in zip(held, self.specs, strict=True))
 
     def views(self, flat: torch.Tensor) -> NamedTensors:
         """Cut bytes, [num_bytes] uint8, into the tensors; nothing is copied."""
+        # The whole as each dtype, and then one call per tensor: with thousands of small ones every call counts.
+        kinds = {dtype for spec, dtype in zip(self.specs, self._dtypes, strict=True) if spec.num_bytes}
+        whole = {dtype: flat[: len(flat) // dtype.itemsize * dtype.itemsize].view(dtype) for dtype in kinds}
+        first = {dtype: view.storage_offset() for dtype, view in whole.items()}
         tensors: NamedTensors = {}
-        for spec in self.specs:
-            tensors.setdefault(spec.module, {})[spec.name] = self._view(flat, spec)
+        for spec, dtype, strides in zip(self.specs, self._dtypes, self._strides, strict=True):
+            if spec.num_bytes:
+                start = first[dtype] + spec.start // dtype.itemsize
+                view = torch.as_strided(whole[dtype], spec.shape, strides, start)
+            else:
+                view = torch.empty(spec.shape, dtype=dtype, device=flat.device)
+            tensors.setdefault(spec.module, {})[spec.name] = view
         return tensors
-
-    def _view(self, flat: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
-        dtype = getattr(torch, spec.dtype)
-        if not spec.num_bytes:
-            return torch.empty(spec.shape, dtype=dtype, device=flat.device)
-        return flat[spec.start : spec.start + spec.num_bytes].view(dtype).view(spec.shape)
 
     def parts(self, count: int) -> list[tuple[int, int]]:
         """Cut the bytes into ``count`` runs of nearly equal size, [start, stop) each.
 
-        >>> Layout((), 300, "", []).parts(2)
+        >>> Layout((), 300, "", [], [], []).parts(2)
         [(0, 192), (192, 300)]
         """
         lines = -(-self.num_bytes // ALIGNMENT)
         stops = [min(self.num_bytes, ALIGNMENT * (-(-lines * (part + 1) // count))) for part in range(count)]
         return list(zip([0, *stops[:-1]], stops, strict=True))
+
+
+def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Say how many elements lie between two neighbours of each axis of a contiguous tensor.
+
+    >>> _strides((2, 3, 4))
+    (12, 4, 1)
+    """
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
 def _from_json(text: str) -> Layout:

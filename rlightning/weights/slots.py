@@ -108,6 +108,11 @@ class Slots:
         """How many versions were completed; it names the front, also where the same version was written twice."""
         return max(self._stamps())
 
+    @property
+    def front(self) -> torch.Tensor:
+        """The bytes of the front, [num_bytes] uint8."""
+        return self._flats[self._front]
+
     def views(self) -> NamedTensors:
         """Give the front without a copy.
 

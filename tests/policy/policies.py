@@ -174,6 +174,32 @@ class Numbered(Bare):
         self.tensors.t7.data[0, 0].view(torch.int32).bitwise_xor_(1)
 
 
+class Many(Bare):
+    """``model_cfg.tensors`` parameters of the same size, ``model_cfg.floats`` numbers in all, in modules of 50."""
+
+    def construct_network(self, env_meta, *args, **kwargs):
+        count, floats = self.config.model_cfg["tensors"], self.config.model_cfg["floats"]
+        parameters = [nn.Parameter(torch.full((floats // count,), float(i))) for i in range(count)]
+        self.net = nn.ModuleList(nn.ParameterList(parameters[i : i + 50]) for i in range(0, count, 50))
+
+    def rollout_step(self, env_ret):
+        return PolicyResponse(self.net[1][2][:1].expand(len(env_ret.reward)))
+
+    def train(self, *args, **kwargs):
+        with torch.no_grad():
+            torch._foreach_add_(list(self.net.parameters()), 1.0)
+        return {}
+
+    def replace(self, what):
+        """Put another tensor into the place of one, as authors may."""
+        if what == "memory":
+            self.net[1][2].data = torch.full_like(self.net[1][2], -5.0)
+        elif what == "parameter":
+            self.net[1][2] = nn.Parameter(torch.full_like(self.net[1][2], -6.0))
+        else:
+            self.net[1] = nn.ParameterList(nn.Parameter(parameter.detach() - 7.0) for parameter in self.net[1])
+
+
 class NumberedOfEveryKind(Numbered, EveryKind):
     """Has those numbers and tensors of every kind, so that the tests of both can share its processes."""
 

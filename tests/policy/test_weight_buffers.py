@@ -90,16 +90,17 @@ def test_no_reader_ever_sees_two_versions_in_one_snapshot(strategy):
 
 
 def test_a_policy_acts_with_the_buffers_memory_and_writes_into_memory_of_its_own():
-    learner, actor, group = local_pair("Shared")
-    other = Numbered(group.config, PolicyRole.EVAL)
+    learner, actor, group = local_pair("Shared", Bare)
+    other = Bare(group.config, PolicyRole.EVAL)
     other.init_eval()
     group.push(other, PolicyRole.EVAL)
     push(group)
-    ours, theirs = (policy.tensors.t7.data_ptr() for policy in (actor, other))
-    assert ours == theirs != learner.tensors.t7.data_ptr()
+    ours, theirs = (policy.net.weight.data_ptr() for policy in (actor, other))
+    assert ours == theirs != learner.net.weight.data_ptr()
     # Whoever loads something by itself does not change what the others act with.
-    actor.load_state_dict({"tensors": {name: t + 100 for name, t in actor.tensors.state_dict().items()}})
-    assert (actor.tensors.t7.unique().item(), other.tensors.t7.unique().item()) == (100, 0)
+    actor.load_state_dict({"net": {name: t + 100 for name, t in actor.net.state_dict().items()}})
+    assert torch.equal(actor.net.weight, learner.net.weight + 100)
+    assert torch.equal(other.net.weight, learner.net.weight)
 
 
 def test_a_request_that_waited_for_an_update_is_refused_if_it_failed_half_way():

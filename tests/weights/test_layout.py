@@ -85,7 +85,7 @@ def test_what_is_copied_in_comes_out_and_no_tensor_touches_another(tensors, seed
 
 @given(st.integers(0, 100_000), st.integers(1, 9))
 def test_parts_cover_all_bytes_once_and_are_nearly_equal(num_bytes, count):
-    parts = Layout((), num_bytes, "", []).parts(count)
+    parts = Layout((), num_bytes, "", [], [], []).parts(count)
     assert len(parts) == count
     assert parts[0][0] == 0
     assert parts[-1][1] == num_bytes

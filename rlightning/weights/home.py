@@ -1,0 +1,91 @@
+"""Memory in which many small tensors live side by side, so that thousands of them are copied as one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from rlightning.weights.layout import Layout, NamedTensors
+
+_MANY = 100
+"""Tensors below which their number does not matter."""
+_SMALL = 32_768
+"""Mean bytes of a tensor above which copying the bytes takes longer than anything that is done per tensor."""
+
+_data_ptr, _stride = torch.Tensor.data_ptr, torch.Tensor.stride
+
+
+class Home:
+    """The tensors of a layout, at their places in one run of bytes in host memory.
+
+    To copy or to exchange a tensor takes some microseconds however small it is, so that thousands of them take longer
+    than the bytes of a large model. Those that live here are the same objects as before and each has a storage of its
+    own, so that whoever pickles one gets its bytes and no others; they are copied all at once.
+
+    Attributes:
+        layout: Where they lie.
+        flat: The bytes, [num_bytes] uint8. What is written here is in force at once.
+    """
+
+    def __init__(self, tensors: NamedTensors, layout: Layout) -> None:
+        """Move tensors, which must be free to move, into memory of their own."""
+        memory = np.zeros(layout.num_bytes, np.uint8)
+        self.layout, self.flat = layout, torch.from_numpy(memory)
+        self._named, self._tensors = tensors, _listed(tensors)
+        self._ids = list(map(id, self._tensors))
+        with torch.no_grad():
+            for spec, tensor in zip(layout.specs, self._tensors, strict=True):
+                if spec.num_bytes:
+                    place = torch.from_numpy(memory[spec.start : spec.start + spec.num_bytes])
+                    tensor.data = place.view(tensor.dtype).view(tensor.shape).copy_(tensor)
+        self._places, self._strides = list(map(_data_ptr, self._tensors)), list(map(_stride, self._tensors))
+
+    @classmethod
+    def of(cls, tensors: NamedTensors, layout: Layout) -> Home | None:
+        """Move tensors into a home; None, with nothing changed, where that does not pay or somebody would notice."""
+        listed = _listed(tensors)
+        is_worth_it = len(listed) >= _MANY and layout.num_bytes < _SMALL * len(listed)
+        return cls(tensors, layout) if is_worth_it and all(map(_is_free, listed)) else None
+
+    def holds(self, tensors: NamedTensors) -> bool:
+        """Tell whether it is these tensors, by these names, that live here, and whether they still do."""
+        if tensors is not self._named:
+            if list(map(id, _listed(tensors))) != self._ids or not self.layout.has_names(tensors):
+                return False
+            self._named = tensors
+        held = self._tensors
+        return list(map(_data_ptr, held)) == self._places and list(map(_stride, held)) == self._strides
+
+    def read(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """Copy the bytes."""
+        return self.flat.numpy().copy()
+
+
+def _listed(tensors: NamedTensors) -> list[torch.Tensor]:
+    return [tensor for named in tensors.values() for tensor in named.values()]
+
+
+def _is_free(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor is an ordinary one in host memory that no other tensor, array or process has a hold on."""
+    storage = tensor.untyped_storage()
+    return (
+        type(tensor) in (torch.Tensor, nn.Parameter)
+        and tensor.device.type == "cpu"
+        and tensor.layout == torch.strided
+        and tensor.is_contiguous()
+        and not tensor.is_inference()
+        and not storage.is_shared()
+        and _uses_of(storage) == _ALONE
+    )
+
+
+def _uses_of(storage: torch.UntypedStorage) -> int:
+    return torch._C._storage_Use_Count(storage._cdata)
+
+
+_ONE = torch.zeros(1)
+_ALONE = _uses_of(_ONE.untyped_storage())
+"""What the count is where a single tensor has a storage, and somebody asks."""

@@ -1,0 +1,195 @@
+"""Thousands of small tensors are pushed as one, and what authors replace among them is noticed."""
+
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from rlightning.config import PolicyConfig, WeightBufferConfig
+from rlightning.policy.base_policy import PolicyRole
+from rlightning.policy.policy_group import PolicyGroup
+from rlightning.policy.tensors import ModuleTensors
+from rlightning.runtime.spawn import WorkerPool, WorkerSpec
+from tests.policy.policies import Many, batch
+from tests.policy.pushes import STRATEGIES, TRAIN, push
+
+
+def config_for(strategy, tensors=300, floats=1500):
+    model = {"tensors": tensors, "floats": floats}
+    return PolicyConfig(model_cfg=model, weight_buffer=WeightBufferConfig(buffer_strategy=strategy))
+
+
+def group_of(policies, config):
+    group = PolicyGroup(policies[:1], policies[1:], config, call_timeout_s=60)
+    group.init(TRAIN)
+    group.init_placement_info()
+    group.init_weight_buffer()
+    return group
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_many_small_tensors_arrive_bit_for_bit_whatever_an_author_replaces(strategy):
+    config = config_for(strategy)
+    learner, actor = Many(config, PolicyRole.TRAIN), Many(config, PolicyRole.EVAL)
+    group = group_of([learner, actor], config)
+    for policy in (learner, actor):
+        for what in ("nothing", "memory", "parameter", "module"):
+            if what != "nothing":
+                policy.replace(what)
+            for _ in range(2):
+                group.train()
+                push(group)
+                assert group.compare_weights(rtol=0.0) == []
+    assert actor.net[1][2].unique().tolist() == [learner.net[1][2].unique().item()]
+    # A request that comes afterwards acts with them, and nothing of the learner's memory is the eval policy's.
+    places = [{parameter.data_ptr() for parameter in policy.parameters()} for policy in (learner, actor)]
+    assert places[0].isdisjoint(places[1])
+    response = actor._rollout(batch([1]).items[0])
+    assert (response.version, response.action.tolist()) == (learner.version, [learner.net[1][2][0].item()])
+
+
+def test_an_eval_policy_whose_tensors_somebody_watches_gets_them_all_the_same():
+    config = config_for("Double")
+    learner, actor = Many(config, PolicyRole.TRAIN), Many(config, PolicyRole.EVAL)
+    group = group_of([learner, actor], config)
+    watched = learner.net[0][0].detach()
+    push(group)
+    group.train()
+    push(group)
+    assert group.compare_weights(rtol=0.0) == []
+    assert watched.unique().tolist() == [1.0]  # a view that was taken before the first push goes on seeing the learner
+
+
+# The list of what acts
+
+
+def module_tree():
+    tree = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Sequential(nn.Linear(2, 1)))
+    tree.register_buffer("scale", torch.ones(1))
+    return tree
+
+
+def replace_parameter(tree):
+    tree[0].weight = nn.Parameter(torch.ones(2, 2))
+
+
+def replace_buffer(tree):
+    tree[1].running_mean = torch.ones(2)
+
+
+def replace_module(tree):
+    tree[2][0] = nn.Linear(2, 1)
+
+
+def add_parameter(tree):
+    tree[2].register_parameter("more", nn.Parameter(torch.ones(1)))
+
+
+def remove_module(tree):
+    del tree[2]
+
+
+def keep_no_more(tree):
+    tree._non_persistent_buffers_set.add("scale")
+
+
+def hook(tree):
+    def leave_out(module, state, prefix, metadata):
+        del state[f"{prefix}bias"]
+
+    tree[0].register_state_dict_post_hook(leave_out)
+
+
+def reparametrise(tree):
+    nn.utils.parametrizations.weight_norm(tree[0])
+
+
+CHANGES = [
+    replace_parameter,
+    replace_buffer,
+    replace_module,
+    add_parameter,
+    remove_module,
+    keep_no_more,
+    hook,
+    reparametrise,
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_the_list_of_tensors_follows_every_change_of_a_module(change):
+    policy, tree, tensors = nn.Module(), module_tree(), ModuleTensors()
+    models = [("tree", tree)]
+    before = tensors.of(policy, models)
+    assert tensors.of(policy, models) is before  # nothing is walked through again
+    assert same(before["tree"], tree.state_dict(keep_vars=True))
+    change(tree)
+    after = tensors.of(policy, models)
+    assert same(after["tree"], tree.state_dict(keep_vars=True))
+    assert not same(before["tree"], after["tree"])
+
+
+def test_the_list_of_tensors_follows_the_policys_own_and_its_models():
+    policy, tensors = nn.Module(), ModuleTensors()
+    assert tensors.of(policy, []) == {}
+    policy.scale = nn.Parameter(torch.ones(1))
+    assert tensors.of(policy, [])["self"]["scale"] is policy.scale
+    net = nn.Linear(1, 1)
+    assert [*tensors.of(policy, [("net", net)])] == ["net", "self"]
+    assert tensors.of(policy, [("other", net)])["other"]["weight"] is net.weight
+
+
+class Odd(nn.Linear):
+    """Says something else in each state dict."""
+
+    calls = 0
+
+    def state_dict(self, *args, **kwargs):
+        self.calls += 1
+        return {f"weight{self.calls}": self.weight}
+
+
+def test_a_module_that_makes_up_its_state_is_asked_each_time():
+    policy, tensors, models = nn.Module(), ModuleTensors(), [("odd", Odd(1, 1))]
+    assert [[*tensors.of(policy, models)["odd"]] for _ in range(2)] == [["weight1"], ["weight2"]]
+
+
+def same(left, right):
+    """Whether the same objects have the same names; ``==`` would compare values."""
+    return [(name, id(tensor)) for name, tensor in left.items()] == [(name, id(value)) for name, value in right.items()]
+
+
+# What they cost
+
+
+# Within one process a single tensor costs "Shared" one copy and the exchange of a pointer, which is next to nothing.
+PLACES = [(False, strategy) for strategy in STRATEGIES if strategy != "Shared"]
+PLACES += [pytest.param(True, strategy, marks=pytest.mark.ray) for strategy in STRATEGIES]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("remote", "strategy"), PLACES)
+def test_2000_small_tensors_cost_less_than_3_times_one_of_the_same_bytes(request, remote, strategy):
+    if remote:
+        request.getfixturevalue("ray_cluster")
+    pool, groups = WorkerPool(), {}
+    try:
+        for count in (1, 2000):
+            config = config_for(strategy, count, 2_000_000)
+            specs = [
+                WorkerSpec(Many, (config, role), f"{role.value}[0]", remote, 0.01, 0.0, {"weights": 1})
+                for role in (PolicyRole.TRAIN, PolicyRole.EVAL)
+            ]
+            groups[count] = group_of(pool.start(specs), config)
+        times = {count: [] for count in groups}
+        for _ in range(15):
+            for count, group in groups.items():
+                group.train()
+                start = time.perf_counter()
+                push(group)
+                times[count].append(time.perf_counter() - start)
+        # The least of many, since other programs only ever add to it.
+        assert min(times[2000]) < 3 * min(times[1])
+    finally:
+        pool.stop()
