@@ -33,16 +33,21 @@ class Leaf:
     choices: tuple[Any, Any] | None = field(default=None, compare=False)
 
 
-def space_leaves(space: gym.Space[Any], path: str = "") -> Tree:
+def space_leaves(space: Any, path: str = "") -> Tree:
     """Describe the arrays of a space: a ``Leaf``, or a dict or tuple of them in the space's structure.
 
     Raises:
-        UnsupportedSpace: If a part of the space is no array of fixed shape (Text, Graph, Sequence, OneOf).
+        UnsupportedSpace: If it is no space of Gymnasium, or a part of it no array of fixed shape (Text, Graph,
+            Sequence, OneOf).
     """
     if isinstance(space, gym.spaces.Dict):
         return {key: space_leaves(part, f"{path}.{key}") for key, part in space.spaces.items()}
     if isinstance(space, gym.spaces.Tuple):
         return tuple(space_leaves(part, f"{path}[{i}]") for i, part in enumerate(space.spaces))
+    if not isinstance(space, gym.Space):
+        where = f" at {path}" if path else ""
+        kind = f"{type(space).__module__}.{type(space).__qualname__}"
+        raise UnsupportedSpace(f"what stands for a space{where} is a {kind} and no gymnasium.Space: {space}")
     if space.shape is None or space.dtype is None or np.dtype(space.dtype).kind not in "biuf":
         where = f" at {path}" if path else ""
         raise UnsupportedSpace(f"a {type(space).__name__} space{where} is no array of fixed shape: {space}")
@@ -72,7 +77,7 @@ def checked(value: Any, shape: tuple[int, ...], dtype: np.dtype[Any], what: str)
     Args:
         value: An array, a tensor on any device, or numbers.
         shape: The shape that it must have.
-        dtype: What it will be cast to. Casting may lose digits, but neither fractions nor signs of whole numbers.
+        dtype: What it will be cast to. Casting may lose digits, but neither fractions nor the size of whole numbers.
         what: Its name, for the message.
 
     Raises:
@@ -86,6 +91,10 @@ def checked(value: Any, shape: tuple[int, ...], dtype: np.dtype[Any], what: str)
         raise ShapeError(f"{what} has shape {list(array.shape)}, {list(shape)} expected")
     if not np.can_cast(array.dtype, dtype, "same_kind"):
         raise ShapeError(f"{what} has dtype {array.dtype}, which does not fit {dtype}")
+    if dtype.kind in "iu" and array.size and not np.can_cast(array.dtype, dtype, "safe"):
+        bounds, lowest, highest = np.iinfo(dtype), int(array.min()), int(array.max())
+        if lowest < bounds.min or highest > bounds.max:
+            raise ShapeError(f"{what} has numbers from {lowest} to {highest}, which do not fit {dtype}")
     return array
 
 

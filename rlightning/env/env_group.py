@@ -14,6 +14,9 @@ from rlightning.observability.timer import Span
 from rlightning.runtime import Future, WorkerInfo, as_handle, gather
 from rlightning.types import BatchedData, EnvMeta, EnvRet, PolicyResponse
 
+_CLOSE_S = 30.0
+"""Seconds that envs get to close. One that hangs is ended by its process, and nobody waits longer for it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
@@ -146,6 +149,7 @@ class EnvGroup:
         Raises:
             WorkerError: ``error`` itself if the fault is not one of an env of this group; the fault of a worker that
                 was replaced as often as it may be.
+            ConfigError: If an env that was built anew has other spaces.
         """
         if not self._succession.is_ours(error):
             raise error
@@ -164,6 +168,13 @@ class EnvGroup:
     def _begin_anew(self, env_id: int) -> Future[EnvRet]:
         """Have a new worker do what the one before it was told."""
         self._asked[env_id] = 0
+        meta, before = self._handles[env_id].call(EnvWorker.get_meta).result(self._timeout_s), self.env_metas[env_id]
+        if (meta.observation_space, meta.action_space) != (before.observation_space, before.action_space):
+            raise ConfigError(
+                Problem(
+                    "env.name", f"{meta.name} was built anew and has other spaces than before: {meta}, not {before}"
+                )
+            )
         if self._records:
             self._handles[env_id].call(EnvWorker.record_spans)
         return self._reset(env_id)
@@ -236,12 +247,18 @@ class EnvGroup:
         return self._handles[env_id].call(EnvWorker.render).result(self._timeout_s)
 
     def close(self) -> None:
-        """Close the envs and end what was started for them; may be called twice."""
+        """Close the envs and end what was started for them; may be called twice.
+
+        Raises:
+            WorkerError: If an env failed to close.
+            CallTimeout: If a remote one took longer than half a minute; what was started is ended nevertheless.
+        """
         if self._is_closed:
             return
         self._is_closed = True
         try:
-            self._call_living(EnvWorker.close)
+            limit = _CLOSE_S if self._timeout_s is None else min(_CLOSE_S, self._timeout_s)
+            self._call_living(EnvWorker.close, timeout_s=limit)
         finally:
             self._guard.close()
             if self._on_close is not None:
@@ -250,18 +267,19 @@ class EnvGroup:
     def _call_all(self, method: Any) -> list[Any]:
         return gather([handle.call(method) for handle in self._handles], self._timeout_s)
 
-    def _call_living(self, method: Any, instead: Any = None) -> list[Any]:
+    def _call_living(self, method: Any, instead: Any = None, timeout_s: float | None = None) -> list[Any]:
         """Call all workers; one that is gone and may be replaced is missed by the next step, and not here."""
         futures = [handle.call(method) for handle in self._handles]
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
         try:
-            return gather(futures, self._timeout_s)
+            return gather(futures, limit_s)
         except WorkerDied:
             if not self._succession.is_possible:
                 raise
         answers = []
         for handle, future in zip(self._handles, futures, strict=True):
             try:
-                answers.append(future.result(self._timeout_s))
+                answers.append(future.result(limit_s))
             except WorkerDied as died:
                 if died.worker != handle.name:
                     raise

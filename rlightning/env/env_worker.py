@@ -94,7 +94,10 @@ class EnvWorker:
     ) -> None:
         self.name = f"env[{index}]" if purpose == "train" else f"{purpose}_env[{index}]"
         self._index, self._task = index, config.task or config.name
-        self._env = env_class(config)
+        try:
+            self._env = env_class(config)
+        except SystemExit as error:  # it would end the run without a word
+            raise _ended_program(error, config.name, self.name, "__init__") from error
         self._env.purpose = purpose
         if not isinstance(getattr(self._env, "meta", None), EnvMeta):
             raise ProtocolError(f"{env_class.__name__} must set self.meta to an EnvMeta in its constructor")
@@ -218,11 +221,17 @@ class EnvWorker:
 
     def render(self) -> Array | None:
         """Draw the first row: [H, W, 3] uint8; None where the env cannot be drawn."""
-        return self._env.render()
+        try:
+            return self._env.render()
+        except SystemExit as error:
+            raise _ended_program(error, self._meta.name, self.name, "render") from error
 
     def close(self) -> None:
         """Close the env; may be called twice."""
-        self._env.close()
+        try:
+            self._env.close()
+        except (Exception, SystemExit) as error:
+            self._blame(error, "close", is_envs=False)
 
     def record_spans(self) -> None:
         """Write down, from now on, when the env is reset and stepped."""
@@ -369,7 +378,14 @@ class EnvWorker:
         owned = rows.astype(leaves.handed_out, "C")
         if not all_finite(owned):
             raise _NotFinite(f"{what}{leaves.path} of sub-env {_bad_row(owned)} is not finite")
+        if leaves.choices is not None:
+            self._require_choices(owned, leaves, what)
         return owned
+
+    def _require_choices(self, rows: Array, leaf: Leaf, what: str) -> None:
+        if (wrong := no_choice(rows, leaf)) is not None:
+            row, space = int(np.argwhere(wrong)[0][0]), self._meta.observation_space
+            raise WorkerError(f"{what}{leaf.path} of sub-env {row} is {rows[row]}, which is not in {space}")
 
     def _own_column(self, column: Any, dtype: np.dtype[Any], what: str) -> Array:
         if type(column) is not np.ndarray or column.dtype is not dtype or column.shape != self._column_shape:
@@ -389,6 +405,8 @@ class EnvWorker:
             owned[ended] = checked(last, leaf.shape, leaf.handed_out, what)[ended]
             if not all_finite(owned):
                 raise _NotFinite(f"{what} of sub-env {_bad_row(owned)} is not finite")
+            if leaf.choices is not None:
+                self._require_choices(owned, leaf, "final_observation")
             return owned
 
         return tree_map(pick, observation, self._observation_leaves, final)
@@ -398,6 +416,10 @@ class EnvWorker:
         if owned.ndim == 0 or len(owned) != self._num_envs:
             raise ShapeError(f"info[{key!r}] has shape {list(owned.shape)}, [{self._num_envs}, ...] expected")
         return owned
+
+
+def _ended_program(error: SystemExit, env_name: str, worker: str, method: str) -> WorkerError:
+    return WorkerError(f"{env_name}: SystemExit: {error}", worker, method)
 
 
 def _bad_row(array: Array) -> int:

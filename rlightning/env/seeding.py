@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -46,10 +47,14 @@ _SPACES = ("action_space", "observation_space", "single_action_space", "single_o
 def seed_spaces(env: Any, seed: int) -> None:
     """Let what an env of Gymnasium draws from its own spaces follow from a seed.
 
-    ``reset`` does not seed them, so that they would draw from the entropy of the machine. Spaces that belong to the
-    class and not to the env are left alone: other envs of this process have them too.
+    ``reset`` does not seed them, so that they would draw from the entropy of the machine. An env whose spaces belong to
+    its class, and so to all envs of this process, gets copies of its own.
     """
     for owner in {id(each): each for each in (env, env.unwrapped)}.values():
-        for space in (vars(owner).get(name) for name in _SPACES):
+        for name in _SPACES:
+            space = vars(owner).get(name)
+            if name not in vars(owner) and isinstance(shared := getattr(type(owner), name, None), gym.Space):
+                space = copy.deepcopy(shared)
+                setattr(owner, name, space)
             if isinstance(space, gym.Space):
                 space.seed(seed)

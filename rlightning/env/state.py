@@ -15,11 +15,12 @@ import re
 import sys
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from enum import Enum
 from functools import partial
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import PurePath
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import gymnasium as gym
@@ -47,21 +48,18 @@ class _Plain:
 
 _KEPT_TYPES: tuple[type[Any], ...] = (
     BaseModel,
-    BuiltinFunctionType,
     EnvMeta,
     EnvSpec,
-    FunctionType,
     Leaf,
-    MethodType,
     ModuleType,
     PurePath,
     logging.Logger,
     np.dtype,
-    partial,
     re.Pattern,
     type,
 )
 """What the constructor of an env makes and no step changes."""
+_IMMUTABLE_TYPES = (type(None), bool, int, float, complex, str, bytes)
 _KEPT_PACKAGES = {"glfw", "pygame", "typing"}
 """Packages whose objects only draw, or only annotate."""
 _STATELESS_PACKAGES = {"cv2", "numpy", "PIL", "scipy", "torch"}
@@ -144,6 +142,9 @@ class _Capture:
             return {"kind": kind.__name__, "items": self._items(sorted(value, key=repr), path)}
         if _is_kept(value):
             return {"kind": "kept"}
+        if kind is partial:
+            arguments = self._items((value.func, value.args, value.keywords), path)
+            return {"kind": "partial", "items": arguments}
         return self._mutable(value, path)
 
     def _mutable(self, value: Any, path: str) -> Node:
@@ -157,6 +158,10 @@ class _Capture:
         kind = type(value)
         if kind is np.ndarray:
             return self._array(value, path)
+        if kind is FunctionType:
+            return {"kind": "function", "name": value.__qualname__, "items": self._cell_items(value, path)}
+        if kind in (MethodType, BuiltinFunctionType) and type(value.__self__) is not np.ndarray:
+            return {"kind": "method", "name": value.__name__, "items": self._items((value.__self__,), path)}
         if kind is list:
             return {"kind": "list", "items": self._items(value, path)}
         if kind is deque:
@@ -181,6 +186,9 @@ class _Capture:
         parts = {name: part for name, part in sorted(vars(value).items()) if not _is_kept(part)}
         attributes = {name: self.node(part, f"{path}.{name}") for name, part in parts.items()}
         return {"kind": "object", "class": _full_name(kind), "attributes": attributes}
+
+    def _cell_items(self, function: FunctionType, path: str) -> list[Node]:
+        return self._items([cell.cell_contents for cell in _cells(function)], path)
 
     def _items(self, values: Any, path: str) -> list[Node]:
         return [self.node(value, f"{path}[{i}]") for i, value in enumerate(values)]
@@ -228,6 +236,11 @@ class _Restore:
             return (set if kind == "set" else frozenset)(self._items(node, (), path))
         if kind == "same":
             return self._values[node["id"]]
+        if kind == "partial":
+            if type(existing) is not partial:
+                raise _misfit(path, "partial function", existing)
+            function, arguments, named = self._items(node, (existing.func, existing.args, existing.keywords), path)
+            return partial(function, *arguments, **named)
         return self._mutable(node, existing, path)
 
     def _mutable(self, node: Node, existing: Any, path: str) -> Any:
@@ -252,6 +265,15 @@ class _Restore:
             items = self._items(node, old, path)
             target.clear()
             target.update(zip(keys, items, strict=True))
+        elif kind == "function":
+            cells = _cells(target)
+            items = self._items(node, [cell.cell_contents for cell in cells], path)
+            for cell, item in zip(cells, items, strict=True):
+                cell.cell_contents = item
+        elif kind == "method":
+            # Its object is written into where it is.
+            if self._items(node, (target.__self__,), path)[0] is not target.__self__:
+                raise _misfit(path, f"method {node['name']} of an object of its own", existing)
         elif kind == "generator":
             target.bit_generator.state = node["state"]
         elif kind == "random_state":
@@ -306,6 +328,14 @@ def _make_object(node: Node, existing: Any, path: str) -> Any:
     return existing
 
 
+def _make_function(node: Node, existing: Any, path: str) -> Any:
+    kinds = (FunctionType,) if node["kind"] == "function" else (MethodType, BuiltinFunctionType)
+    name = getattr(existing, "__qualname__" if node["kind"] == "function" else "__name__", None)
+    if type(existing) not in kinds or name != node["name"]:
+        raise _misfit(path, f"{node['kind']} {node['name']}", existing)
+    return existing
+
+
 def _maker_of(kind: type[Any]) -> Callable[[Node, Any, str], Any]:
     return lambda node, existing, path: existing if type(existing) is kind else kind()
 
@@ -315,8 +345,10 @@ _MAKERS: dict[str, Callable[[Node, Any, str], Any]] = {
     "deque": _make_deque,
     "dict": _maker_of(dict),
     "foreign": _make_object,
+    "function": _make_function,
     "generator": _make_generator,
     "list": _maker_of(list),
+    "method": _make_function,
     "object": _make_object,
     "random": _maker_of(random.Random),
     "random_state": _maker_of(np.random.RandomState),
@@ -335,8 +367,24 @@ def _is_kept(value: Any) -> bool:
         return not _draws(value)
     if isinstance(value, _KEPT_TYPES):
         return True
+    if isinstance(value, FunctionType):
+        return not _cells(value)
+    if isinstance(value, MethodType | BuiltinFunctionType):
+        return isinstance(value.__self__, _IMMUTABLE_TYPES) or _is_kept(value.__self__)
+    if isinstance(value, partial):
+        arguments = (value.func, *value.args, *value.keywords.values())
+        return all(isinstance(each, _IMMUTABLE_TYPES) or _is_kept(each) for each in arguments)
     name = _full_name(type(value))
     return _root(name) in _KEPT_PACKAGES and name not in _FOREIGN
+
+
+def _cells(function: FunctionType) -> list[CellType]:
+    """List the variables of other functions that a function uses, those that hold something."""
+    held = []
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # it holds nothing yet
+            held.append((cell, cell.cell_contents))
+    return [cell for cell, _ in held]
 
 
 def _draws(space: gym.Space[Any]) -> bool:

@@ -52,7 +52,7 @@ class EnvLoop:
                 write_row(self._rows, i, observation, self._leaves)
             except ShapeError:  # it names the sub-env
                 raise
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise _blame(error, i) from error
         return EnvRet.from_reset(self._rows, self.num_envs)
 
@@ -71,8 +71,11 @@ class EnvLoop:
         try:
             for i, (env, row) in enumerate(zip(self.envs, self._split(action), strict=True)):
                 observation, reward[i], is_terminal, is_cut, _ = env.step(row)
-                if is_terminal or is_cut:
-                    terminated[i], truncated[i] = is_terminal, is_cut
+                if is_terminal is False and is_cut is False:
+                    write_row(rows, i, observation, leaves)
+                    continue
+                terminated[i], truncated[i] = _flag(is_terminal, "terminated"), _flag(is_cut, "truncated")
+                if terminated[i] or truncated[i]:
                     if final is None:
                         final = tree_map(np.copy, rows)
                     write_row(final, i, observation, leaves)
@@ -80,7 +83,7 @@ class EnvLoop:
                 write_row(rows, i, observation, leaves)
         except ShapeError:  # it names the sub-env
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise _blame(error, i) from error
         return EnvRet(rows, reward, terminated, truncated, self._never, final)
 
@@ -89,9 +92,16 @@ class EnvLoop:
         return self.envs[0].render()
 
     def close(self) -> None:
-        """Close every env."""
-        for env in self.envs:
-            env.close()
+        """Close every env, also after one that fails to; the first failure is raised in the end."""
+        failures: list[WorkerError] = []
+        for i, env in enumerate(self.envs):
+            try:
+                env.close()
+            except (Exception, SystemExit) as error:
+                failures.append(_blame(error, i))
+                failures[-1].__cause__ = error
+        if failures:
+            raise failures[0]
 
     def _split(self, action: Tree) -> Sequence[Any]:
         if self._is_discrete:
@@ -101,5 +111,15 @@ class EnvLoop:
         return [tree_map(lambda leaf, i=i: leaf[i], action) for i in range(self.num_envs)]
 
 
-def _blame(error: Exception, row: int) -> WorkerError:
+def _flag(value: Any, what: str) -> bool:
+    """Read a flag; what is neither true nor false, such as None or the dict of an older interface, is refused."""
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    array = np.asarray(value)
+    if array.size != 1 or array.dtype.kind not in "biuf" or array.item() not in (0, 1):
+        raise TypeError(f"{what} is {value!r}, which is neither true nor false")
+    return bool(array.item())
+
+
+def _blame(error: Exception | SystemExit, row: int) -> WorkerError:
     return WorkerError(f"sub-env {row}: {type(error).__name__}: {error}")

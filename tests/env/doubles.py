@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 
 import gymnasium as gym
 import numpy as np
@@ -41,6 +42,20 @@ class CountingEnv(gym.Env):
 
     def observe(self):
         return np.array([self.episode, self.t], np.float64)
+
+
+class SamplingEnv(gym.Env):
+    """Draws all that it shows from a space that belongs to the class."""
+
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float64)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        return self.observation_space.sample(), 0.0, False, False, {}
 
 
 class DenseFinals(SyncVectorEnv):
@@ -221,6 +236,13 @@ class RandomEnv(gym.Env):
     def step(self, action):
         self.t += 1
         return self.start, 1.0, self.t == 4, False, {}
+
+
+class NeverClosed(RandomEnv):
+    """Hangs when it is closed."""
+
+    def close(self):
+        threading.Event().wait()
 
 
 class Painter(RandomEnv):

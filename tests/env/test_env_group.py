@@ -6,8 +6,9 @@ import pytest
 
 from rlightning.config import EnvConfig
 from rlightning.env import EnvGroup, EnvWorker
-from rlightning.errors import CheckpointError, ConfigError, WorkerError
+from rlightning.errors import CallTimeout, CheckpointError, ConfigError, WorkerError
 from rlightning.runtime import LocalFuture, gather
+from rlightning.runtime.spawn import WorkerPool, WorkerSpec
 from rlightning.simulators.gymnasium import GymnasiumEnv
 from rlightning.types import BatchedData, PolicyResponse
 
@@ -131,7 +132,17 @@ def test_what_was_started_for_the_workers_is_ended_once_even_if_an_env_fails_to_
     worker = EnvWorker(GymnasiumEnv, COUNTING, 0, 0)
     worker._env._rows.envs[0] = Stuck()
     group = EnvGroup([worker], on_close=lambda: ended.append(True))
-    with pytest.raises(WorkerError, match="stuck"):
+    with pytest.raises(WorkerError, match=r"env\[0\]\.close .*CountingEnv: sub-env 0: RuntimeError: stuck"):
         group.close()
     group.close()
     assert ended == [True]
+
+
+@pytest.mark.ray
+def test_nobody_waits_for_ever_for_a_process_whose_env_does_not_close(ray_cluster, monkeypatch):
+    monkeypatch.setattr("rlightning.env.env_group._CLOSE_S", 1.0)
+    args = (GymnasiumEnv, EnvConfig(name="tests.env.doubles:NeverClosed"), 0, 7)
+    pool = WorkerPool()
+    group = EnvGroup(pool.start([WorkerSpec(EnvWorker, args, "env[0]", True, num_cpus=0.01)]), on_close=pool.stop)
+    with pytest.raises(CallTimeout, match=r"env\[0\]\.close"):
+        group.close()

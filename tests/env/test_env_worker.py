@@ -1,5 +1,7 @@
 """What an env worker hands out and takes is checked, owned and counted."""
 
+import sys
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -253,7 +255,7 @@ def broken(how, **kwargs):
     ("how", "message"),
     [
         ("raise", "sub-env 1: RuntimeError: the motor is off"),
-        ("exit", "SystemExit: 3"),
+        ("exit", "sub-env 1: SystemExit: 3"),
         ("nan reward", "reward of sub-env 1 is nan"),
         ("inf reward", "reward of sub-env 1 is -inf"),
         ("nan observation", "observation of sub-env 1 is not finite"),
@@ -362,6 +364,53 @@ def test_an_observation_space_of_bytes_refuses_fractions():
     worker = EnvWorker(Painting, EnvConfig(name="x", num_envs=2), 0, 0)
     with pytest.raises(WorkerError, match="observation has dtype float64, which does not fit uint8"):
         worker.reset()
+
+
+@pytest.mark.parametrize(
+    ("space", "observation", "message"),
+    [
+        (
+            gym.spaces.Box(0, 255, (2,), np.uint8),
+            np.array([[0, 0], [0, 256]], np.uint16),
+            "numbers from 0 to 256, which",
+        ),
+        (gym.spaces.Box(-9, 9, (2,), np.int8), [[0, 0], [-129, 5]], "numbers from -129 to 5, which do not fit int8"),
+        (gym.spaces.Discrete(3, start=2), [2, 5], "observation of sub-env 1 is 5, which is not in"),
+        (gym.spaces.MultiDiscrete([3, 4]), [[2, 3], [3, 0]], r"observation of sub-env 1 is \[3 0\], which is not in"),
+        (gym.spaces.MultiBinary(2), np.array([[0, 2], [1, 1]], np.int8), "observation of sub-env 0 is"),
+    ],
+)
+def test_whole_numbers_that_their_space_does_not_have_are_refused(space, observation, message):
+    class Counting(Scripted):
+        def reset(self, seed=None, options=None):
+            return EnvRet.from_reset(np.array(observation), 2)
+
+    Counting.space = space
+    with pytest.raises(WorkerError, match=message):
+        EnvWorker(Counting, EnvConfig(name="x", num_envs=2), 0, 0).reset()
+
+
+def test_whole_numbers_of_another_kind_that_fit_are_taken():
+    class Painting(Scripted):
+        space = gym.spaces.Box(0, 255, (2,), np.uint8)
+
+        def reset(self, seed=None, options=None):
+            return EnvRet.from_reset(np.array([[0, 255], [7, 0]], np.uint16), 2)
+
+    ret = EnvWorker(Painting, EnvConfig(name="x", num_envs=2), 0, 0).reset()
+    assert ret.observation.tolist() == [[0, 255], [7, 0]]
+
+
+@pytest.mark.parametrize("method", ["__init__", "close", "render"])
+def test_an_env_that_ends_the_program_has_failed(method):
+    class Leaving(Scripted):
+        def leave(self, *args):
+            sys.exit(0)
+
+    setattr(Leaving, method, Leaving.leave)
+    with pytest.raises(WorkerError, match="SystemExit: 0") as caught:
+        getattr(EnvWorker(Leaving, EnvConfig(name="x", num_envs=2), 3, 0), method)()
+    assert (caught.value.worker, caught.value.method) == ("env[3]", method)
 
 
 class Telling(Scripted):

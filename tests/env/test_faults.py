@@ -12,7 +12,7 @@ from rlightning.env.env_group import EnvGroup
 from rlightning.env.env_worker import EnvWorker, WorkerReport
 from rlightning.env.faults import CallWatch, FaultCounts, HangGuard, Replacements
 from rlightning.env.seeding import sub_env_seeds
-from rlightning.errors import WorkerError
+from rlightning.errors import ConfigError, WorkerError
 from rlightning.runtime import LocalFuture
 from rlightning.runtime.future import PendingFuture
 from rlightning.types import BatchedData, EnvMeta, EnvRet, PolicyResponse
@@ -94,7 +94,8 @@ class Fragile(BaseEnv):
 
     def __init__(self, config):
         super().__init__(config)
-        self.meta = EnvMeta("fragile", gym.spaces.Box(-1, 1, (1,)), gym.spaces.Box(-1, 1, (1,)), 2)
+        width = config.env_kwargs.get("width", 1)
+        self.meta = EnvMeta("fragile", gym.spaces.Box(-1, 1, (width,)), gym.spaces.Box(-1, 1, (1,)), 2)
         self.rewards = iter(config.env_kwargs["rewards"])
 
     def reset(self, seed=None, options=None):
@@ -108,8 +109,8 @@ class Fragile(BaseEnv):
         return EnvRet(np.zeros((2, 1), np.float32), np.array([0.0, reward], np.float32), never, never, never)
 
 
-def worker(*rewards, generation=0):
-    config = EnvConfig(name="fragile", num_envs=2, env_kwargs={"rewards": rewards})
+def worker(*rewards, generation=0, **env_kwargs):
+    config = EnvConfig(name="fragile", num_envs=2, env_kwargs={"rewards": rewards, **env_kwargs})
     return EnvWorker(Fragile, config, 3, 7, "train", generation)
 
 
@@ -150,10 +151,10 @@ def test_an_action_that_is_not_finite_is_the_policys_fault():
     assert it.report() == WorkerReport(0)
 
 
-def group_of(*workers, max_restarts=1):
+def group_of(*workers, max_restarts=1, **env_kwargs):
     def build(env_id, old, generation):
         built.append((env_id, generation))
-        return worker(1.0, 1.0, 1.0, generation=generation)
+        return worker(1.0, 1.0, 1.0, generation=generation, **env_kwargs)
 
     built = []
     names = ["env[3]"] * len(workers)
@@ -176,6 +177,16 @@ def test_only_the_worker_at_fault_is_replaced_and_counts_go_on():
     assert group.steps_asked == [2, 0]
     assert (group.faults.restarts, group.faults.generations) == ([0, 1], [0, 1])
     assert group.faults.metrics() == {"faults/raised": 1.0}
+
+
+def test_an_env_that_is_another_one_when_it_is_built_anew_is_refused():
+    group, _ = group_of(worker(None), width=2)
+    group.reset()
+    (stepped,) = group.step(BatchedData((0,), [ACTION]))
+    with pytest.raises(WorkerError) as caught:
+        stepped[1].result()
+    with pytest.raises(ConfigError, match="fragile was built anew and has other spaces than before"):
+        group.recover(caught.value)
 
 
 def test_a_failure_of_somebody_else_is_raised_as_it_is():

@@ -13,6 +13,7 @@ from rlightning.simulators.gymnasium import GymnasiumEnv
 from rlightning.types import BatchedData, PolicyResponse
 
 RANDOM = EnvConfig(name="tests.env.doubles:RandomEnv", num_envs=4)
+SAMPLING = EnvConfig(name="tests.env.doubles:SamplingEnv", num_envs=4)
 NATIVE = EnvConfig(name="tests.env.doubles:NumpyVector", num_envs=4)
 
 
@@ -82,6 +83,16 @@ def test_the_rows_of_a_vector_env_that_takes_one_seed_differ_too():
     assert len(set(found)) == 12
     again = EnvWorker(GymnasiumEnv, NATIVE, 2, 7).reset().observation
     assert [tuple(row) for row in again.tolist()] == found[8:]
+
+
+def test_envs_that_draw_from_spaces_of_their_class_differ_and_repeat():
+    def starts(seed):
+        workers = [EnvWorker(GymnasiumEnv, SAMPLING, index, seed) for index in range(2)]
+        return [tuple(row) for _ in range(3) for each in workers for row in each.reset().observation.tolist()]
+
+    assert len(set(starts(7))) == 3 * 2 * 4
+    assert starts(7) == starts(7)
+    assert not set(starts(7)) & set(starts(8))
 
 
 def test_no_two_places_of_a_run_share_a_seed():

@@ -212,6 +212,69 @@ def test_a_space_of_no_fixed_shape_is_refused_by_name(registered):
         worker("Talking-v0")
 
 
+def test_what_is_no_space_of_gymnasium_is_named(registered):
+    class Old(gym.Env):
+        observation_space = (3,)
+        action_space = gym.spaces.Discrete(2)
+
+    registered("Old-v0", entry_point=Old)
+    with pytest.raises(UnsupportedSpace, match=r"is a builtins\.tuple and no gymnasium\.Space: \(3,\)"):
+        worker("Old-v0")
+
+
+class Flags(gym.Env):
+    observation_space = gym.spaces.Box(-1, 1, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, terminated=False, truncated=False):
+        self.flags = terminated, truncated
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(1, np.float32), 0.0, *self.flags, {}
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"terminated": None}, "sub-env 0: TypeError: terminated is None"),
+        ({"terminated": "False"}, "terminated is 'False', which is neither true nor false"),
+        ({"terminated": float("nan")}, "terminated is nan"),
+        ({"truncated": {"TimeLimit.truncated": False}}, "truncated is {'TimeLimit.truncated': False}"),
+        ({"truncated": np.array([True, True])}, "truncated is array"),
+    ],
+)
+def test_a_flag_that_is_none_is_refused(registered, flags, message):
+    registered("Flags-v0", entry_point=Flags)
+    with pytest.raises(WorkerError, match=message):
+        run(worker("Flags-v0", env_kwargs=flags), np.zeros(2, np.int64), 1)
+
+
+@pytest.mark.parametrize("flag", [True, np.True_, 1, 1.0, np.array(True), np.array([1])])
+def test_a_flag_may_be_any_number_that_is_one(registered, flag):
+    registered("Flags-v0", entry_point=Flags)
+    (ret,) = run(worker("Flags-v0", env_kwargs={"truncated": flag}), np.zeros(2, np.int64), 1)
+    assert ret.truncated.all()
+    assert not ret.terminated.any()
+
+
+def test_every_env_is_closed_even_if_one_fails_to(registered):
+    closed = []
+
+    class Stuck(Flags):
+        def close(self):
+            if self.flags[0]:
+                raise OSError("the port is busy")
+            closed.append(self)
+
+    first, second = Stuck(True), Stuck()
+    with pytest.raises(WorkerError, match="sub-env 0: OSError: the port is busy"):
+        EnvLoop([first, second]).close()
+    assert closed == [second]
+
+
 def test_a_package_that_is_missing_is_named(registered):
     def needy():
         raise gym.error.DependencyNotInstalled("box2d is not installed")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,6 +22,8 @@ from rlightning.simulators.mujoco.randomisation import Delay, Pushes, RandomMode
 from rlightning.simulators.mujoco.task import Task, TaskOptions, parse_options
 from rlightning.simulators.mujoco.worlds import Array, Streams, Worlds, seconds_per_step
 from rlightning.types import EnvMeta, EnvRet, PolicyResponse
+
+logger = logging.getLogger(__name__)
 
 _WORK_PER_THREAD_S = 100e-6
 """Seconds of physics that make a thread worth its while; handing work to one takes some 50 microseconds."""
@@ -53,12 +56,13 @@ class MujocoEnv(BaseEnv):
         reads = task_class.fields(options)
         self.worlds = Worlds(model, n, options.frame_skip, reads, _threads(options, config, model))
         self.task = task = task_class(options, model)
-        low, high = model.actuator_ctrlrange.T
         self._scale = _action_scale(model) if options.scale_actions else None
-        bounds = (-np.ones(model.nu), np.ones(model.nu)) if options.scale_actions else (low, high)
+        bounds = (-np.ones(model.nu), np.ones(model.nu)) if options.scale_actions else _control_bounds(model)
         action_space = gym.spaces.Box(bounds[0].astype(np.float32), bounds[1].astype(np.float32), dtype=np.float32)
         self.worlds.start(range(n), *(np.repeat(part[None], n, 0) for part in (task.init_qpos, task.init_qvel)))
-        size = task.observe(self.worlds).shape[1]
+        landmark = task.landmark(self.worlds)
+        self.worlds.velocity = None if landmark is None else np.zeros(np.shape(landmark))
+        size = _width(task.observe(self.worlds), n)
         limit = config.max_episode_steps or task_class.time_limit(config.name)
         observation_space = gym.spaces.Box(-np.inf, np.inf, (size,), np.float64)
         self.meta = EnvMeta(config.name, observation_space, action_space, n, limit)
@@ -69,6 +73,7 @@ class MujocoEnv(BaseEnv):
         self._variations = [np.random.default_rng() for _ in range(n)]
         self._build_variations(size)
         self._picture: Picture | None = None
+        self._failures = 0
 
     @classmethod
     def check(cls, config: EnvConfig) -> Sequence[Problem]:
@@ -120,17 +125,26 @@ class MujocoEnv(BaseEnv):
         self._ages += 1
         worlds.terminated = terminated = task.terminated(worlds)
         _require_one_per_world("terminated", terminated, self._never.shape)
+        if worlds.unstable:
+            self._note_unstable()
+            if worlds.velocity is not None:
+                worlds.velocity[worlds.unstable] = 0.0
+            worlds.terminated = terminated = terminated | worlds.is_unstable
         truncated = self._never if self._limit is None else self._ages >= self._limit
         ended = terminated | truncated
         any_ended = 1 in ended.tobytes()
         terms = task.rewards(worlds)
         for name, term in terms.items():
             _require_one_per_world(name, term, self._never.shape)
+        if worlds.unstable:
+            terms = {name: np.where(worlds.is_unstable, 0.0, term) for name, term in terms.items()}
         self.logged_info = (*terms, "curriculum_level") if self._curriculum else tuple(terms)
+        # Terms may be views of what a start writes into.
+        reward = sum(terms.values())
         info = self._info(terms)
         if self._curriculum is not None:
             info["curriculum_level"] = worlds.level.copy()
-            self._curriculum.step(ended, task.succeeded(worlds) if any_ended else ended)
+            self._curriculum.step(ended, self._succeeded() if any_ended else ended)
         observation, final = task.observe(worlds), None
         if self._late_observations is not None:
             observation = self._late_observations(observation)
@@ -138,23 +152,46 @@ class MujocoEnv(BaseEnv):
             # Starting anew writes into what the task may have given views of.
             final, info = observation.copy(), {name: value.copy() for name, value in info.items()}
             observation = self._begin(np.flatnonzero(ended).tolist())
-        reward = sum(terms.values())
         return EnvRet(observation, reward, terminated, truncated, self._never, final, info)
 
     def _act(self, action: Array) -> None:
         self.worlds.previous_action, self.worlds.action = self.worlds.action, action
+        self.worlds.command = command = self._in_units(action)
         if self._pushes is not None:
             self._pushes.act(self._ages, self._variations)
         if self._late_actions is not None:
-            action = self._late_actions(action)
-        if self._scale is not None:
-            centre, half = self._scale
-            action = centre + half * action
-        self.worlds.ctrl[:] = action
+            command = self._in_units(self._late_actions(action))
+        self.worlds.ctrl[:] = command
+
+    def _in_units(self, action: Array) -> Array:
+        """Map actions to the units of the controls."""
+        if self._scale is None:
+            return action
+        centre, half = self._scale
+        command: Array = centre + half * action
+        return command
 
     def _info(self, terms: dict[str, Array]) -> dict[str, Array]:
         velocity = {name: self.worlds.velocity[:, i] for i, name in enumerate(self.task.velocity_names)}
         return {**self.task.describe(self.worlds), **velocity, **terms}
+
+    def _succeeded(self) -> Array:
+        succeeded = self.task.succeeded(self.worlds)
+        _require_one_per_world("succeeded", succeeded, self._never.shape)
+        return np.asarray(succeeded & ~self.worlds.is_unstable)
+
+    def _note_unstable(self) -> None:
+        """Say which simulations failed, each time that there are twice as many."""
+        rows = self.worlds.unstable
+        before, self._failures = self._failures, self._failures + len(rows)
+        if before.bit_length() < self._failures.bit_length():
+            logger.warning(
+                "%s: the simulation of sub-env %s became unstable (a position, velocity or acceleration that is not "
+                "finite or huge), which ends its episode in a terminal state with reward 0; %d times so far",
+                self.meta.name,
+                ", ".join(map(str, sorted(rows))),
+                self._failures,
+            )
 
     def _begin(self, rows: list[int]) -> Array:
         """Start new episodes in some worlds; gives the observations of all."""
@@ -162,9 +199,16 @@ class MujocoEnv(BaseEnv):
         variations = Streams([self._variations[row] for row in rows], level)
         for part in self._drawn:
             part.begin(rows, variations)
-        self.worlds.start(rows, *self.task.start(Streams([self._generators[row] for row in rows], level)))
+        qpos, qvel = self.task.start(Streams([self._generators[row] for row in rows], level))
+        model = self.worlds.model
+        for name, values, width in (("qpos", qpos, model.nq), ("qvel", qvel, model.nv)):
+            if np.shape(values) != (len(rows), width):
+                raise ShapeError(f"start gave {name} of shape {list(np.shape(values))}, {[len(rows), width]} expected")
+        self.worlds.start(rows, qpos, qvel)
         self._ages[rows] = 0
-        self.worlds.action[rows] = 0.0
+        for last in (self.worlds.action, self.worlds.previous_action, self.worlds.velocity):
+            if last is not None:
+                last[rows] = 0.0
         observation = self.task.observe(self.worlds)
         if self._late_actions is not None:
             self._late_actions.fill(rows, 0.0)
@@ -254,9 +298,26 @@ def _threads(options: TaskOptions, config: EnvConfig, model: Any) -> int:
     return max(1, min(share, int(work_s / _WORK_PER_THREAD_S)))
 
 
+def _width(observation: Any, num_envs: int) -> int:
+    """Check that a task observes one row per world; gives the numbers of a row."""
+    shape: tuple[int, ...] = np.shape(observation)
+    if len(shape) != 2 or shape[0] != num_envs:
+        raise ShapeError(f"observe gave shape {list(shape)}, [{num_envs}, D] expected: one row per world")
+    return shape[1]
+
+
+def _control_bounds(model: Any) -> tuple[Array, Array]:
+    """Give the lowest and the highest value of each control, [nu] each; none where the model sets no range."""
+    low, high = model.actuator_ctrlrange.T.copy()
+    # Where there is no range MuJoCo stores one from 0 to 0, to which a policy would cut its actions.
+    free = (model.actuator_ctrllimited == 0) & (low == 0.0) & (high == 0.0)
+    low[free], high[free] = -np.inf, np.inf
+    return low, high
+
+
 def _action_scale(model: Any) -> tuple[Array, Array]:
     """Give centre and half width of the control ranges, [nu] each."""
-    free = [model.actuator(i).name or str(i) for i in range(model.nu) if not model.actuator_ctrllimited[i]]
+    free = [_control_name(model, i) for i in range(model.nu) if not model.actuator_ctrllimited[i]]
     if free:
         raise ConfigError(
             Problem(
@@ -266,3 +327,9 @@ def _action_scale(model: Any) -> tuple[Array, Array]:
         )
     low, high = model.actuator_ctrlrange.T
     return (low + high) / 2, (high - low) / 2
+
+
+def _control_name(model: Any, control: int) -> str:
+    # From MuJoCo 4 on, an actuator may have several controls.
+    firsts = getattr(model, "actuator_ctrladr", range(model.nu))
+    return model.actuator(int(np.searchsorted(firsts, control, "right")) - 1).name or str(control)

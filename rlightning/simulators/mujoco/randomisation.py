@@ -31,8 +31,11 @@ _MASS_FIELDS = (
     "tendon_invweight0",
     "actuator_acc0",
 )
-_FRICTION_FIELDS = ("geom_friction",)
+_FRICTION_FIELDS = ("geom_friction", "pair_friction")
 _GAIN_FIELDS = ("actuator_gainprm", "actuator_biasprm")
+_MUSCLE_FORCE = slice(2, 4)
+"""Parameters of a muscle that are forces: the peak, and what it follows from where it is not given (MuJoCo,
+``mju_muscleGain``). The others are lengths and shapes."""
 
 
 class PushOptions(Section):
@@ -63,9 +66,9 @@ class RandomisationOptions(Section):
     mass: Range = _UNCHANGED
     """Factor of the masses and inertias of all bodies."""
     friction: Range = _UNCHANGED
-    """Factor of the friction of all geometries."""
+    """Factor of the friction of all geometries, and of all pairs of them that have a friction of their own."""
     gain: Range = _UNCHANGED
-    """Factor of the strength of all actuators: their gains and biases."""
+    """Factor of the strength of all actuators: their gains and biases; of muscles, the forces."""
     action_delay: WholeRange = _AT_ONCE
     """Whole actions by which the robot acts late; until the first arrives, it gets zeros."""
     observation_delay: WholeRange = _AT_ONCE
@@ -97,6 +100,10 @@ class RandomModels:
     def __init__(self, options: RandomisationOptions, worlds: Worlds) -> None:
         self._ranges = (options.mass, options.friction, options.gain)
         self._worlds = worlds
+        if options.gain != _UNCHANGED:
+            _require_known_gains(worlds.model)
+            self._gain_forces = _are_forces(worlds.model.actuator_gaintype == mujoco.mjtGain.mjGAIN_MUSCLE)
+            self._bias_forces = _are_forces(worlds.model.actuator_biastype == mujoco.mjtBias.mjBIAS_MUSCLE)
         self._scratch = copy.copy(worlds.model)
         self._data = mujoco.MjData(worlds.model)
         self.factors = np.ones((worlds.num_envs, 3))
@@ -136,14 +143,38 @@ class RandomModels:
         nominal, scratch = self._worlds.model, self._scratch
         mass, friction, gain = self.factors[row]
         scratch.geom_friction[:] = nominal.geom_friction * friction
-        scratch.actuator_gainprm[:] = nominal.actuator_gainprm * gain
-        scratch.actuator_biasprm[:] = nominal.actuator_biasprm * gain
+        scratch.pair_friction[:] = nominal.pair_friction * friction
+        if self._ranges[2] != _UNCHANGED:
+            scratch.actuator_gainprm[:] = nominal.actuator_gainprm * np.where(self._gain_forces, gain, 1.0)
+            scratch.actuator_biasprm[:] = nominal.actuator_biasprm * np.where(self._bias_forces, gain, 1.0)
         if self._ranges[0] != _UNCHANGED:
             scratch.body_mass[:] = nominal.body_mass * mass
             scratch.body_inertia[:] = nominal.body_inertia * mass
             mujoco.mj_setConst(scratch, self._data)
         for name, values in self._worlds.own.items():
             values[row] = getattr(scratch, name)
+
+
+def _require_known_gains(model: Any) -> None:
+    """Refuse to vary the strength of actuators whose parameters are not known to be forces."""
+    known = {mujoco.mjtGain.mjGAIN_FIXED, mujoco.mjtGain.mjGAIN_AFFINE, mujoco.mjtGain.mjGAIN_MUSCLE}
+    others = [
+        model.actuator(i).name or str(i) for i, kind in enumerate(model.actuator_gaintype.tolist()) if kind not in known
+    ]
+    if others:
+        raise ConfigError(
+            Problem(
+                "env.env_kwargs.randomisation.gain",
+                f"only gains that are fixed, affine or those of muscles can vary, not those of {', '.join(others)}",
+            )
+        )
+
+
+def _are_forces(is_muscle: Array) -> Array:
+    """Tell which parameters of actuators' gains or biases are forces, [A, 10] bool, from which are muscles', [A]."""
+    is_force = np.repeat(~is_muscle[:, None], mujoco.mjNGAIN, axis=1)
+    is_force[:, _MUSCLE_FORCE] = True
+    return is_force
 
 
 class Pushes:

@@ -27,8 +27,17 @@ _PARTS = {
 _BLOCKS_PER_THREAD = 4
 """Blocks of rows that a thread takes one after the other: a thread that is held up leaves its share to the others."""
 _TIMED_STEPS = 5
-_AFTER_CONSTRAINTS = frozenset({"cacc", "cfrc_int", "cfrc_ext"})
-"""Forces on bodies, which MuJoCo computes only when it is asked to."""
+_ON_DEMAND = (
+    (frozenset({"cacc", "cfrc_int", "cfrc_ext"}), mujoco.mj_rnePostConstraint),
+    (frozenset({"subtree_linvel", "subtree_angmom"}), mujoco.mj_subtreeVel),
+)
+"""What MuJoCo computes only when it is asked to: forces on bodies, motion of subtrees."""
+_OF_NO_SIZE = ("efc_", "iefc_", "iacc", "ifrc_")
+"""How fields begin that have a row per constraint of the moment."""
+_NEVER_MADE = frozenset({"qfrc_inverse", "solver_fwdinv"})
+"""Fields that steps do not compute."""
+_RESETS = slice(int(mujoco.mjtWarning.mjWARN_BADQPOS), int(mujoco.mjtWarning.mjWARN_BADQACC) + 1)
+"""Warnings (of positions, velocities, accelerations) with which MuJoCo sets a world back to the start of the model."""
 
 
 class Worlds:
@@ -52,10 +61,13 @@ class Worlds:
         read: Copies of the fields of ``MjData`` that were asked for, by name, [N, ...]. As in ``mj_step``, what depends
             on positions (body positions, sensors) is that of the beginning of the last physics step.
         action: What the policy chose last, [N, nu], in the dtype of the action space; 0 at a start.
-        previous_action: What it chose before that.
-        velocity: Velocity of the task's landmark during the last step, [N, ...]; None where it has none.
+        command: The same in the units of the controls, [N, nu], neither late nor cut to a range.
+        previous_action: What it chose before that; 0 at a start, too.
+        velocity: Velocity of the task's landmark during the last step, [N, ...], 0 at a start; None where it has none.
         terminated: Whether the last step led to a terminal state, [N] bool.
         level: Level of the curriculum, [N] in 0 to 1; 1 where there is none.
+        unstable: Worlds whose simulation failed in the last step: MuJoCo found a number that is not finite or huge, and
+            set them back to the start of the model.
 
     Raises:
         ConfigError: If the model has state that is not in rows (plugins, sleeping islands), or a field to read does
@@ -80,13 +92,23 @@ class Worlds:
         self._writes: list[list[tuple[Array, Array]]] = [[] for _ in range(self._threads)]
         self.read = {name: np.zeros((num_envs, *_field(self._datas[0], name).shape)) for name in reads}
         self._copies = [[(self.read[name], _field(data, name)) for name in reads] for data in self._datas]
-        self._needs_forces = not _AFTER_CONSTRAINTS.isdisjoint(reads)
+        if "energy" in reads and not int(model.opt.enableflags) & int(mujoco.mjtEnableBit.mjENBL_ENERGY):
+            raise ConfigError(
+                Problem("env.name", "the task reads 'energy', and the model does not enable it (option, flag, energy)")
+            )
+        self._derive = [derive for fields, derive in _ON_DEMAND if not fields.isdisjoint(reads)]
+        # Gymnasium's envs have no forces on bodies at a start.
+        self._derive_at_start = [derive for derive in self._derive if derive is not mujoco.mj_rnePostConstraint]
+        self._resets = [data.warning.number[_RESETS] for data in self._datas]
+        self._no_resets = self._resets[0].tobytes()
+        self.unstable: list[int] = []
         self._sensors = {
             model.sensor(i).name: slice(int(model.sensor_adr[i]), int(model.sensor_adr[i] + model.sensor_dim[i]))
             for i in range(model.nsensor)
         }
         self._pool: ThreadPoolExecutor | None = None
         self.action: Array = np.zeros((num_envs, model.nu), np.float32)
+        self.command: Array = self.action
         self.previous_action: Array = np.zeros_like(self.action)
         self.terminated = np.zeros(num_envs, np.bool_)
         self.level = np.ones(num_envs)
@@ -96,12 +118,21 @@ class Worlds:
         """Threads that step, the calling one among them."""
         return self._threads
 
+    @property
+    def is_unstable(self) -> Array:
+        """Where the simulation failed in the last step, [N] bool."""
+        mask = np.zeros(self.num_envs, np.bool_)
+        mask[self.unstable] = True
+        return mask
+
     def sensor(self, name: str) -> Array:
         """Give what a named sensor measured, [N, dim]; the task must read ``sensordata``.
 
         Raises:
             KeyError: If the model has no sensor of that name; the message lists those that it has.
         """
+        if "sensordata" not in self.read:
+            raise KeyError(f"to read the sensor {name!r}, the task has to name sensordata in its reads")
         if name not in self._sensors:
             raise KeyError(f"the model has no sensor {name!r}; it has {', '.join(self._sensors) or 'none'}")
         values: Array = self.read["sensordata"][:, self._sensors[name]]
@@ -109,6 +140,7 @@ class Worlds:
 
     def step(self) -> None:
         """Step all worlds with the controls in ``ctrl``."""
+        self.unstable = []
         threads = self._threads
         if threads == 1:
             self._step_rows(range(self.num_envs), 0)
@@ -136,6 +168,8 @@ class Worlds:
             mujoco.mj_resetData(model, data)
             data.qpos[:], data.qvel[:] = position, velocity
             mujoco.mj_forward(model, data)
+            for compute in self._derive_at_start:
+                compute(model, data)
             mujoco.mj_getState(model, data, self._rows[row], _STATE)
             for target, source in self._copies[0]:
                 target[row] = source
@@ -170,7 +204,8 @@ class Worlds:
     def _step_rows(self, block: Iterable[int], thread: int) -> None:
         # Everything here is paid once per world and step; MuJoCo's functions let other threads run meanwhile.
         data, model, substeps = self._datas[thread], self._models[thread], self.substeps
-        rows, writes, copies, needs_forces = self._rows, self._writes[thread], self._copies[thread], self._needs_forces
+        rows, writes, copies, derive = self._rows, self._writes[thread], self._copies[thread], self._derive
+        resets, no_resets = self._resets[thread], self._no_resets
         read_row, step, write_row = mujoco.mj_setState, mujoco.mj_step, mujoco.mj_getState
         for i in block:
             row = rows[i]
@@ -178,8 +213,11 @@ class Worlds:
                 field[...] = values[i]
             read_row(model, data, row, _STATE)
             step(model, data, substeps)
-            if needs_forces:
-                mujoco.mj_rnePostConstraint(model, data)
+            if resets.tobytes() != no_resets:
+                resets[:] = 0
+                self.unstable.append(i)
+            for compute in derive:
+                compute(model, data)
             write_row(model, data, row, _STATE)
             for target, source in copies:
                 target[i] = source
@@ -228,6 +266,10 @@ def _columns(model: Any, part: Any) -> slice:
 
 def _field(data: Any, name: str) -> Array:
     field = getattr(data, name, None)
+    if name.startswith(_OF_NO_SIZE):
+        raise ConfigError(Problem("env.name", f"the task reads {name!r}, whose size changes with the contacts"))
+    if name in _NEVER_MADE:
+        raise ConfigError(Problem("env.name", f"the task reads {name!r}, which steps do not compute"))
     if not isinstance(field, np.ndarray) or field.dtype != np.float64:
         raise ConfigError(Problem("env.name", f"the task reads {name!r}, which is no array of numbers of MjData"))
     return field

@@ -9,7 +9,7 @@ import pytest
 
 from rlightning.config import EnvConfig
 from rlightning.env import EnvWorker
-from rlightning.errors import ConfigError, WorkerError
+from rlightning.errors import ConfigError, ShapeError, WorkerError
 from rlightning.registry import register
 from rlightning.simulators.mujoco.env import MujocoEnv
 from rlightning.simulators.mujoco.task import Task, TaskOptions
@@ -273,3 +273,156 @@ def test_evaluations_are_at_full_difficulty(make):
     puck = make(purpose="eval", randomisation={"mass": [2.0, 2.0]}, curriculum={"steps": 1000})
     assert np.allclose(velocities(puck, 20.0), 0.25)
     assert (push(puck, *[0.0] * 7).observation[:, 1] == 1.0).all()
+
+
+def test_a_term_that_is_a_view_is_that_of_the_step_and_not_of_the_next_start(make, monkeypatch):
+    monkeypatch.setattr(Puck, "rewards", lambda self, worlds: {"reward_way": worlds.qpos[:, 0]})
+    puck = make()
+    # 8 actions are 40 steps of physics of 0.1 m/s each: 0.01 * 0.1 * (1 + ... + 40) = 0.82 m.
+    ret = push(puck, *[20.0] * 8)
+    assert ret.truncated.all()
+    assert ret.reward == pytest.approx(0.82)
+    assert ret.info["reward_way"] == pytest.approx(0.82)
+    assert (ret.observation[:, 0] == 0).all()
+
+
+def test_a_start_shows_nothing_of_the_episode_before(make, monkeypatch):
+    def observe(self, worlds):
+        return np.concatenate((worlds.action, worlds.previous_action, worlds.velocity), axis=1)
+
+    monkeypatch.setattr(Puck, "observe", observe)
+    puck = make()
+    assert (puck.current().observation == 0).all()
+    ret = push(puck, *[20.0] * 8)
+    # The mean speed of the last five of 40 steps of physics, of 3.6 to 4.0 m/s.
+    assert ret.final_observation == pytest.approx(np.tile([20, 20, 3.8], (N, 1)))
+    assert (ret.observation == 0).all()
+    assert push(puck, 4.0).observation[:, :2] == pytest.approx(np.tile([4, 0], (N, 1)))
+
+
+@pytest.mark.parametrize(
+    ("function", "value", "message"),
+    [
+        ("start", (np.zeros((N, 1)), np.zeros((N, 2))), r"start gave qpos of shape \[3, 1\], \[3, 2\] expected"),
+        ("start", (np.zeros((N, 2)), np.zeros(2)), r"start gave qvel of shape \[2\], \[3, 2\] expected"),
+        ("observe", np.zeros(N), r"observe gave shape \[3\], \[3, D\] expected"),
+        ("observe", np.zeros((N + 1, 2)), r"observe gave shape \[4, 2\], \[3, D\] expected"),
+    ],
+)
+def test_starts_and_observations_of_another_shape_are_refused(make, monkeypatch, function, value, message):
+    monkeypatch.setattr(Puck, function, lambda self, _: value)
+    with pytest.raises((ShapeError, WorkerError), match=message):
+        make()
+
+
+def test_a_success_is_one_per_world(make, monkeypatch):
+    monkeypatch.setattr(Puck, "succeeded", lambda self, worlds: np.array(True))
+    with pytest.raises(WorkerError, match=r"succeeded has shape \[\], \[3\] expected"):
+        push(make(curriculum={"follows": "success"}), *[0.0] * 8)
+
+
+def test_a_control_without_a_range_is_not_cut(make):
+    puck = make(control_range="")
+    space = puck.get_meta().action_space
+    assert (space.low, space.high) == (-np.inf, np.inf)
+    assert push(puck, 100.0).observation[:, 2] == pytest.approx(2.5)
+
+
+def test_what_is_derived_on_demand_is_there_from_the_start(make, monkeypatch):
+    monkeypatch.setattr(Puck, "reads", ("subtree_linvel",))
+    monkeypatch.setattr(
+        Puck, "start", lambda self, streams: (np.zeros((len(streams.generators), 2)), np.full((N, 2), 3.0))
+    )
+    puck = make()
+    speeds = puck._env.worlds.read["subtree_linvel"][:, 1]
+    assert speeds == pytest.approx(np.tile([3, 3, 0], (N, 1)))
+    push(puck, 20.0)
+    # As of the beginning of the last of five steps of physics of 0.1 m/s.
+    assert speeds == pytest.approx(np.tile([3.4, 3, 0], (N, 1)))
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ("efc_force", "reads 'efc_force', whose size changes with the contacts"),
+        ("qfrc_inverse", "reads 'qfrc_inverse', which steps do not compute"),
+        ("energy", "reads 'energy', and the model does not enable it"),
+        ("xpso", "reads 'xpso', which is no array of numbers"),
+    ],
+)
+def test_a_field_that_would_stay_empty_is_refused(make, monkeypatch, field, message):
+    monkeypatch.setattr(Puck, "reads", (field,))
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+def test_a_sensor_needs_the_field_of_all_sensors(make, monkeypatch):
+    monkeypatch.setattr(Puck, "reads", ())
+    puck = make()
+    with pytest.raises(KeyError, match="'way', the task has to name sensordata in its reads"):
+        puck._env.worlds.sensor("way")
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_simulation_that_becomes_unstable_ends_its_episode_and_no_other(make, threads, caplog):
+    puck, other = make(threads=threads), make()
+    push(puck, 20.0), push(other, 20.0)
+    # More than 1e10 is what MuJoCo calls unstable: it sets the world back to the start of the model.
+    puck._env.worlds.qvel[1, 0] = 1e11
+    ret, wanted = push(puck, 20.0), push(other, 20.0)
+    assert ret.terminated.tolist() == [False, True, False]
+    assert ret.reward[1] == 0
+    assert ret.info["speed"][1] == ret.info["reward_force"][1] == 0
+    assert (ret.observation[1] == [0, 1, 0, 0]).all()
+    assert "test/puck: the simulation of sub-env 1 became unstable" in caplog.text
+    for row in (0, 2):
+        assert (ret.observation[row] == wanted.observation[row]).all()
+        assert ret.reward[row] == wanted.reward[row] != 0
+    # It goes on from a start like any other.
+    ret = push(puck, 20.0)
+    assert not ret.ended.any()
+    assert ret.observation[:, 2] == pytest.approx([1.5, 0.5, 1.5])
+
+
+MUSCLE = """
+<mujoco>
+  <option gravity="0 0 0" timestep="0.01"/>
+  <worldbody>
+    <geom name="floor" type="plane" size="1 1 1"/>
+    <body pos="0 0 1"><joint name="x" type="slide" axis="1 0 0"/><joint name="y" type="slide" axis="0 1 0"/>
+      <geom name="disc" size="0.1" mass="2"/></body>
+  </worldbody>
+  <contact><pair geom1="floor" geom2="disc" friction="0.8 0.8 0.01 0.001 0.001"/></contact>
+  <actuator>{actuator}</actuator>
+</mujoco>
+"""
+
+
+@pytest.mark.parametrize("force", ['force="{}"', 'force="-1" scale="{}"'], ids=["peak", "scale"])
+def test_a_stronger_muscle_is_one_of_more_force(make, tmp_path, force):
+    def muscle(name, newtons):
+        path = tmp_path / f"{name}.xml"
+        actuator = f'<muscle joint="x" ctrlrange="0 1" lengthrange="-0.5 0.5" {force.format(newtons)}/>'
+        path.write_text(MUSCLE.format(actuator=actuator))
+        return str(path)
+
+    varied = make(xml_file=muscle("weak", 10), randomisation={"gain": [1.5, 1.5]})
+    written = make(xml_file=muscle("strong", 15))
+    for _ in range(8):
+        found, wanted = push(varied, 0.7), push(written, 0.7)
+    assert abs(wanted.final_observation[0, 2]) > 0.01
+    assert found.final_observation == pytest.approx(wanted.final_observation, rel=1e-6)
+
+
+def test_pairs_of_geometries_with_a_friction_of_their_own_vary_too(make, tmp_path):
+    path = tmp_path / "pair.xml"
+    path.write_text(MUSCLE.format(actuator='<motor joint="x" ctrlrange="-1 1"/>'))
+    worlds = make(xml_file=str(path), randomisation={"friction": [0.5, 0.5]})._env.worlds
+    assert worlds.own["pair_friction"][:, 0] == pytest.approx(np.tile([0.4, 0.4, 0.005, 0.0005, 0.0005], (N, 1)))
+
+
+def test_strength_that_is_no_factor_of_the_parameters_cannot_vary(make, tmp_path):
+    path = tmp_path / "user.xml"
+    path.write_text(MUSCLE.format(actuator='<general name="motor" joint="x" ctrlrange="-1 1" gaintype="user"/>'))
+    with pytest.raises(ConfigError, match=r"randomisation\.gain: only gains .* not those of motor"):
+        make(xml_file=str(path), randomisation={"gain": [0.5, 0.5]})

@@ -137,3 +137,21 @@ def same_info(found, wanted):
     assert set(found) - {"reward_constant"} == set(wanted[0])
     for name in wanted[0]:
         np.testing.assert_allclose(found[name], np.array([info[name] for info in wanted]), **ALMOST, err_msg=name)
+
+
+@pytest.mark.parametrize("name", ["Pusher-v5", "Humanoid-v5"])
+def test_scaled_actions_are_those_of_gymnasiums_wrapper(name):
+    # Controls reach from -2 to 2 and from -0.4 to 0.4, and their cost is one of controls.
+    single = gym.wrappers.RescaleAction(gymnasium_envs(name)[0], np.float32(-1), np.float32(1))
+    batch = MujocoEnv(EnvConfig(name=name, backend="mujoco", env_kwargs={"scale_actions": True}))
+    assert batch.meta.action_space == single.action_space
+    batch.reset([11])
+    single.reset(seed=11)
+    actions = np.random.default_rng(5)
+    for _ in range(15):
+        action = actions.uniform(-1, 1, batch.meta.action_space.shape).astype(np.float32)
+        ret = batch.step(PolicyResponse(action[None].copy()))
+        observation, reward, *_ = single.step(action)
+        np.testing.assert_allclose(ret.observation[0], observation, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(ret.reward[0], reward, rtol=1e-4)
+        assert not ret.ended.any()

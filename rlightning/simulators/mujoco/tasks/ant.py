@@ -83,7 +83,7 @@ class Ant(GymnasiumTask[AntOptions]):
         return {
             "reward_forward": worlds.velocity[:, 0] * options.forward_reward_weight,
             "reward_survive": self.is_healthy(worlds) * options.healthy_reward,
-            "reward_ctrl": -(options.ctrl_cost_weight * squared(worlds.action)),
+            "reward_ctrl": -(options.ctrl_cost_weight * squared(worlds.command)),
             "reward_contact": -(options.contact_cost_weight * squared(self.contact_forces(worlds))),
         }
 

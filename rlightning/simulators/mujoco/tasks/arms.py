@@ -48,7 +48,7 @@ class Reacher(GymnasiumTask[ReacherOptions]):
     def rewards(self, worlds: Worlds) -> dict[str, Array]:
         return {
             "reward_dist": -distance(self.way(worlds)) * self.options.reward_dist_weight,
-            "reward_ctrl": -squared(worlds.action) * self.options.reward_control_weight,
+            "reward_ctrl": -squared(worlds.command) * self.options.reward_control_weight,
         }
 
     def start(self, streams: Streams) -> tuple[Array, Array]:
@@ -101,7 +101,7 @@ class Pusher(GymnasiumTask[PusherOptions]):
         thing = xpos[:, self._object]
         return {
             "reward_dist": -distance(thing - xpos[:, self._goal]) * options.reward_dist_weight,
-            "reward_ctrl": -squared(worlds.action) * options.reward_control_weight,
+            "reward_ctrl": -squared(worlds.command) * options.reward_control_weight,
             "reward_near": -distance(thing - xpos[:, self._tip]) * options.reward_near_weight,
         }
 

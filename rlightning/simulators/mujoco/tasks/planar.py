@@ -36,7 +36,7 @@ class HalfCheetah(GymnasiumTask[HalfCheetahOptions]):
     def rewards(self, worlds: Worlds) -> dict[str, Array]:
         return {
             "reward_forward": self.options.forward_reward_weight * worlds.velocity[:, 0],
-            "reward_ctrl": -(self.options.ctrl_cost_weight * squared(worlds.action)),
+            "reward_ctrl": -(self.options.ctrl_cost_weight * squared(worlds.command)),
         }
 
     def describe(self, worlds: Worlds) -> dict[str, Array]:
@@ -105,7 +105,7 @@ class Upright(GymnasiumTask[Any]):
         return {
             "reward_forward": self.options.forward_reward_weight * worlds.velocity[:, 0],
             "reward_survive": self.is_healthy(worlds) * self.options.healthy_reward,
-            "reward_ctrl": -(self.options.ctrl_cost_weight * squared(worlds.action)),
+            "reward_ctrl": -(self.options.ctrl_cost_weight * squared(worlds.command)),
         }
 
     def describe(self, worlds: Worlds) -> dict[str, Array]:

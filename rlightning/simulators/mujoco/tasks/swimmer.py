@@ -40,7 +40,7 @@ class Swimmer(GymnasiumTask[SwimmerOptions]):
     def rewards(self, worlds: Worlds) -> dict[str, Array]:
         return {
             "reward_forward": self.options.forward_reward_weight * worlds.velocity[:, 0],
-            "reward_ctrl": -(self.options.ctrl_cost_weight * squared(worlds.action)),
+            "reward_ctrl": -(self.options.ctrl_cost_weight * squared(worlds.command)),
         }
 
     def describe(self, worlds: Worlds) -> dict[str, Array]:
