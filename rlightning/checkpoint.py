@@ -35,7 +35,7 @@ FORMAT = 1
 _MANIFEST = "manifest.json"
 _ASIDE = ".old"
 _ASIDE_NAME = re.compile(rf"\..+{re.escape(_ASIDE)}")
-_MARKS = ("__tensor__", "__array__", "__tuple__", "__items__")
+_MARKS = ("__tensor__", "__array__", "__scalar__", "__tuple__", "__items__")
 
 
 def save_state(folder: Path | str, states: Mapping[str, Any]) -> Path:
@@ -100,7 +100,7 @@ def load_state(folder: Path | str, names: Iterable[str] | None = None) -> dict[s
             raise CheckpointError(f"{file} is not a safetensors file: {error}") from error
         try:
             states[name] = _decode(structure, tensors)
-        except (KeyError, TypeError, ValueError, IndexError, RecursionError) as error:
+        except (KeyError, TypeError, ValueError, IndexError, OverflowError, RecursionError) as error:
             raise CheckpointError(
                 f"{folder / name}.json does not describe what {file.name} holds: {error!r}"
             ) from error
@@ -171,8 +171,9 @@ def _serialise(name: str, state: Any) -> tuple[bytes, bytes]:
 
 
 def _encode(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
-    if isinstance(value, np.generic):
-        value = value.item()
+    if isinstance(value, np.generic) and value.dtype.kind in "biuf":
+        # As a number of Python's it would go on with other digits: 0.9 times float32 is float32.
+        return _encode_scalar(value, path)
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, torch.Tensor):
@@ -195,6 +196,13 @@ def _encode(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
         f"{path} cannot be stored: a {type(value).__module__}.{type(value).__qualname__} is neither a tensor, an "
         f"array, a number, a string, a boolean, None, nor a dict, list or tuple of these"
     )
+
+
+def _encode_scalar(value: np.generic, path: str) -> Any:
+    plain = value.item()
+    if not isinstance(plain, bool | int | float):  # the item of a longdouble is a longdouble
+        raise CheckpointError(f"{path} cannot be stored: a {value.dtype} has more digits than JSON keeps")
+    return {"__scalar__": [value.dtype.name, plain]}
 
 
 def _encode_key(key: Any, path: str) -> Any:
@@ -225,6 +233,12 @@ def _decode(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
         return tensors[value["__tensor__"]]
     if "__array__" in value:
         return tensors[value["__array__"]].numpy()
+    if "__scalar__" in value:
+        name, plain = value["__scalar__"]
+        dtype = np.dtype(name)
+        if dtype.kind not in "biuf":
+            raise ValueError(f"{name} is no kind of numbers")
+        return dtype.type(plain)
     if "__tuple__" in value:
         return tuple(_decode(item, tensors) for item in value["__tuple__"])
     if "__items__" in value:
@@ -270,7 +284,7 @@ def _read_manifest(folder: Path) -> dict[str, str]:
     sums = manifest.get("sha256") if isinstance(manifest, dict) else None
     if not isinstance(sums, dict) or manifest.get("format") != FORMAT:
         raise CheckpointError(f"{path} is not a manifest of format {FORMAT}")
-    if any(Path(name).name != name for name in sums):
+    if any(Path(name).name != name or "\0" in name for name in sums):
         raise CheckpointError(f"{path} names files outside of its folder")
     return sums
 

@@ -117,10 +117,14 @@ def test_what_comes_back_may_be_written_and_is_not_what_went_in(tmp_path):
     assert state["b"].tolist() == tied.tolist() == [1, 1, 1]
 
 
-def test_numpy_scalars_come_back_as_numbers_and_foreign_byte_orders_as_native_arrays(tmp_path):
-    state = {np.int64(3): np.float32(0.5), "big endian": np.array([1, 256], ">i4")}
+def test_numpy_numbers_go_on_with_their_digits_and_foreign_byte_orders_come_back_as_native_arrays(tmp_path):
+    rate = np.float32(0.9)
+    state = {np.int64(3): rate, "flag": np.True_, "byte": np.uint8(255), "big endian": np.array([1, 256], ">i4")}
     back = load_state(save_state(tmp_path / "c", {"s": state}))["s"]
-    assert same(back[3], 0.5)
+    # 0.9 is 0.89999998 in float32, and times 0.9 it is 0.80999994; a number of Python's would give 0.80999998.
+    assert same(back[3] * 0.9, np.float32(0.80999994))
+    assert same(~back["flag"], np.False_)
+    assert same(back["byte"], np.uint8(255))
     assert same(back["big endian"], np.array([1, 256], np.int32))
 
 
@@ -130,6 +134,7 @@ def test_numpy_scalars_come_back_as_numbers_and_foreign_byte_orders_as_native_ar
         ({1, 2}, "state.bad cannot be stored.*set"),
         (object(), "state.bad cannot be stored.*object"),
         (1j, "state.bad cannot be stored.*complex"),
+        (np.longdouble(1), "state.bad cannot be stored.*more digits"),
         (np.complex64(1j), "state.bad cannot be stored.*complex"),
         (np.array([None]), "state.bad cannot be stored"),
         (np.array(["text"]), "state.bad cannot be stored"),
@@ -286,8 +291,11 @@ def test_a_damaged_file_is_refused_by_name(tmp_path, file, harm):
         '{"__items__": 5}',
         '{"__items__": [[[1], 2]]}',
         '{"__tuple__": null}',
+        '{"__scalar__": ["object", 1]}',
+        '{"__scalar__": ["int8", 300]}',
+        '{"__scalar__": ["float32"]}',
     ],
-    ids=range(7),
+    ids=range(10),
 )
 def test_a_structure_that_does_not_describe_the_arrays_is_refused_by_name(tmp_path, text):
     folder = save_state(tmp_path / "c", {"a": {}})
@@ -307,8 +315,14 @@ def test_a_tensor_file_that_claims_a_header_of_ten_gigabytes_is_refused_by_name(
 
 @pytest.mark.parametrize(
     "manifest",
-    [[], {"format": 99, "sha256": {}}, {"format": checkpoint.FORMAT}, {"format": 1, "sha256": {"../x.json": "0"}}],
-    ids=["list", "other format", "no sums", "path outside"],
+    [
+        [],
+        {"format": 99, "sha256": {}},
+        {"format": checkpoint.FORMAT},
+        {"format": 1, "sha256": {"../x.json": "0"}},
+        {"format": 1, "sha256": {"x\0.json": "0"}},
+    ],
+    ids=["list", "other format", "no sums", "path outside", "no path"],
 )
 def test_a_manifest_of_another_kind_is_refused_by_name(tmp_path, manifest):
     folder = save_state(tmp_path / "c", STATES)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,10 +13,12 @@ import torch
 from rlightning.errors import NotEnoughData, ProtocolError, ShapeError
 from rlightning.types import EnvRet, PolicyResponse, Tree
 from rlightning.types.tensordict import TensorDict
-from rlightning.types.tree import to_host, to_numpy, tree_map
+from rlightning.types.tree import to_host, to_numpy, tree_leaves, tree_map
 
 RESERVED = ("observation", "next_observation", "action", "reward", "terminated", "truncated", "valid", "version")
 """Fields of every block; the extras of a response come beside them."""
+_DTYPES = {"reward": np.float32, **dict.fromkeys(("terminated", "truncated", "valid"), np.bool_), "version": np.int64}
+"""Of the fields that are alike in every block; that of the others is the one in which they come."""
 
 
 class RolloutBlock:
@@ -45,6 +49,7 @@ class RolloutBlock:
         self._closed = [0] * len(num_envs)
         self._seen_next: list[list[int]] = [[] for _ in num_envs]  # rows whose next observation is written already
         self._is_plain = True  # no flag is up, and all rows are valid
+        self._references: list[int] = []  # to each array of the memory, where nobody else has any
         self._fields: dict[str, Tree] = {}
         self._columns: list[dict[str, Tree]] = []
         self._names: set[str] = set()
@@ -148,7 +153,7 @@ class RolloutBlock:
         self._rows[env_id] = self._closed[env_id] = start + count
 
     def sample(self) -> TensorDict:
-        """Give all steps, as views: they are overwritten after ``clear``.
+        """Give all steps, as views that may be kept and written into: ``clear`` leaves their memory to who has them.
 
         Returns:
             ``[T, N]`` with the fields ``observation``, ``next_observation`` (the true next one, also where an episode
@@ -172,10 +177,14 @@ class RolloutBlock:
         return TensorDict(tensors, batch_size=[length, self._width])
 
     def clear(self) -> None:
-        """Forget all steps; the memory stays."""
+        """Forget all steps; the memory is used again, unless somebody still has what ``sample`` gave."""
         count = len(self._rows)
-        if not self._is_plain:
-            self._lower_flags()
+        is_held = [now != own for now, own in zip(_references_to(self._fields), self._references, strict=True)]
+        if any(is_held):
+            each = iter(is_held)
+            self._use(tree_map(lambda array: np.empty_like(array) if next(each) else array, self._fields))
+        elif self._fields:
+            self._lower_flags()  # also where none was up: whoever had the views may have written into them
         self._rows, self._closed = [0] * count, [0] * count
         self._seen_next = [[] for _ in range(count)]
 
@@ -241,16 +250,14 @@ class RolloutBlock:
         clash = [name for name in response.extras if name in RESERVED]
         if clash:
             raise ShapeError(f"the extras {clash} have names of the block's own fields; choose others")
+        if unnamed := [name for name in response.extras if not isinstance(name, str)]:
+            raise ShapeError(f"the names of the extras {unnamed} are no strings")
         self._take_memory(
             {
                 "observation": env_ret.observation,
                 "next_observation": env_ret.observation,
                 "action": response.action,
-                "reward": np.zeros(1, np.float32),
-                "terminated": np.zeros(1, np.bool_),
-                "truncated": np.zeros(1, np.bool_),
-                "valid": np.zeros(1, np.bool_),
-                "version": np.zeros(1, np.int64),
+                **dict.fromkeys(_DTYPES, np.zeros(1)),
                 **response.extras,
             }
         )
@@ -260,14 +267,37 @@ class RolloutBlock:
         if unnamed := [name for name, tree in row.items() if _has_sequence(tree)]:
             raise ShapeError(f"{unnamed} are tuples or lists of arrays; give the parts names, as a dict")
 
-        def rows_like(leaf: Any) -> Any:
+        def rows_like(name: str, leaf: Any) -> Any:
             array = np.asarray(to_host(leaf))
-            return np.zeros((self.capacity, self._width, *array.shape[1:]), array.dtype)
+            # Not another object of an equal dtype: steps are compared by identity.
+            own = array.dtype if array.dtype.isnative else array.dtype.newbyteorder("=")
+            dtype = np.dtype(_DTYPES.get(name, own))
+            if not _is_known_to_torch(dtype):
+                raise ShapeError(f"{name} has dtype {dtype}, and there are no tensors of it")
+            return np.zeros((self.capacity, self._width, *array.shape[1:]), dtype)
 
-        self._fields = tree_map(rows_like, row)
-        self._columns = [tree_map(lambda leaf, at=at: leaf[:, at], self._fields) for at in self._slices]
-        self._names = row.keys() - set(RESERVED)
+        self._use({name: tree_map(partial(rows_like, name), tree) for name, tree in row.items()})
+
+    def _use(self, fields: dict[str, Tree]) -> None:
+        """Write into other arrays from now on, [T, N, ...] by name; what they hold is of no meaning."""
+        self._fields = fields
+        self._columns = [tree_map(lambda leaf, at=at: leaf[:, at], fields) for at in self._slices]
+        self._names = fields.keys() - set(RESERVED)
+        self._references = _references_to(fields)
         self._lower_flags()
+
+
+def _references_to(fields: dict[str, Tree]) -> list[int]:
+    """Count who refers to each array; a view of one does, and so does a tensor of it as long as it lives."""
+    return [sys.getrefcount(array) for array in tree_leaves(fields)]
+
+
+def _is_known_to_torch(dtype: np.dtype[Any]) -> bool:
+    try:
+        torch.from_numpy(np.empty(0, dtype))
+    except TypeError:
+        return False
+    return True
 
 
 def _has_sequence(tree: Tree) -> bool:
@@ -295,8 +325,9 @@ def _write(column: Tree, row: int | slice, value: Tree, only: Any = ...) -> None
             place[...] = value
         else:
             place[only] = value[only]
-    elif isinstance(column, dict) and column.keys() != value.keys():
-        raise ValueError(f"got the parts {sorted(value)}, expected {sorted(column)}")
+    elif isinstance(column, dict) and (not isinstance(value, dict) or column.keys() != value.keys()):
+        got = f"the parts {sorted(value)}" if isinstance(value, dict) else f"a {type(value).__name__}"
+        raise ValueError(f"got {got}, expected the parts {sorted(column)}")
     else:
         tree_map(lambda part, given: _write(part, row, given, only), column, value)
 

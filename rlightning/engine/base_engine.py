@@ -269,7 +269,7 @@ class BaseEngine(ABC):
             counters = state["engine"]
             self.epoch, self.env_steps = counters["epoch"], counters["env_steps"]
             self._best = counters["best"]
-            self._returns.extend(counters["returns"])
+            self._returns = deque(counters["returns"], maxlen=RETURN_WINDOW)
             policy, env = state["policy"], state["env"]
             if "faults" in counters:  # those before had none
                 self.env_group.faults = FaultCounts(**counters["faults"])
@@ -284,6 +284,7 @@ class BaseEngine(ABC):
                 raise
             raise CheckpointError(f"{checkpoint} does not fit this run: {error}") from error
         if lost := [f"env[{index}]" for index, state in enumerate(env) if state is None]:
+            self.policy_group.envs_changed()
             logger.warning("the state of %s could not be stored: new episodes start there", ", ".join(lost))
 
     def record_spans(self) -> None:

@@ -109,7 +109,10 @@ class Evaluator:
             RLightningError: If episodes are unfinished after ``max_steps``.
             WorkerError: If a policy failed, or an env that was replaced as often as it may be.
         """
-        self._policies.seed_evaluation(self._config.seed)
+        with self._policies.evaluating(self._config.seed):
+            return self._run()
+
+    def _run(self) -> EvalResult:
         self._envs.pop_episodes()
         quotas = dict(zip(self._envs.sub_envs, share_out(self._config.episodes, self._envs.num_envs), strict=True))
         counted: list[Episode] = []

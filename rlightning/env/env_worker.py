@@ -15,6 +15,7 @@ from rlightning.env.faults import FaultKind
 from rlightning.env.seeding import Purpose, sub_env_seeds
 from rlightning.errors import CheckpointError, ProtocolError, ShapeError, WorkerError
 from rlightning.observability.timer import Span, Timer
+from rlightning.runtime.generators import global_generators, seed_global_generators, set_global_generators
 from rlightning.types import EnvMeta, EnvRet, PolicyResponse, Tree
 from rlightning.types.tree import tree_map
 
@@ -132,6 +133,9 @@ class EnvWorker:
             reseed: Play the episodes of the first reset again; otherwise only the first reset seeds the env.
         """
         seeds = self._seeds() if reseed or not self._is_seeded else None
+        if seeds is not None and reseed and self._purpose == "eval":
+            # Equal evaluations where the env draws from those; ``PolicyGroup.evaluating`` gives them back to training.
+            seed_global_generators(seeds)
         try:
             with self._timer.measure("reset"):
                 first = self._env.reset(seeds)
@@ -245,7 +249,8 @@ class EnvWorker:
         """Describe env and counters, so that ``set_state`` in a new worker goes on bit for bit the same.
 
         Returns:
-            Nested dicts and lists of arrays, numbers and strings; None if the env cannot be stored.
+            Plain data that a checkpoint can hold, with the state of the global generators; None if the env cannot be
+            stored.
 
         Raises:
             ProtocolError: If the env was never reset.
@@ -265,6 +270,7 @@ class EnvWorker:
             "returns": self._returns.copy(),
             "began": self._began.copy(),
             "episodes": [[e.return_, e.length, e.truncated, e.sub_env] for e in self._episodes],
+            "global_generators": global_generators(),
         }
 
     def set_state(self, state: dict[str, Any]) -> EnvRet:
@@ -290,6 +296,9 @@ class EnvWorker:
         self._returns[:] = state["returns"]
         self._began[:] = state["began"]
         self._episodes = [self._episode(*values) for values in state["episodes"]]
+        if "global_generators" in state:  # earlier checkpoints had none
+            # After the reset above, in which the env may have drawn from them.
+            set_global_generators(state["global_generators"])
         return self.current()
 
     def _seeds(self) -> list[int]:

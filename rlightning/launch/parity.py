@@ -87,8 +87,9 @@ def run_epochs(config: Config, epochs: int) -> Outcome:
         outcome.seconds = time.perf_counter() - start
         outcome.env_steps = engine.env_steps
         state = engine.get_state()
-    for learner in (state["policy"]["train"], *state["policy"]["train_peers"]):
-        del learner["global_generators"]
+    policies = state["policy"]
+    for worker in (policies["train"], *policies["train_peers"], *policies["eval"], *filter(None, state["env"])):
+        del worker["global_generators"]  # each process has its own
     outcome.parameters = tree_digest(state["policy"]["train"]["modules"])
     outcome.state = tree_digest(state)
     return outcome

@@ -52,16 +52,25 @@ def open_run(run: RunFolder, *, first_epoch: int = 0, resumed_at: int | None = N
         trace_file = TraceFile(run.trace_path) if config.log.trace else None
         recorder = FolderRecorder(sink, run.checkpoints, config.train.keep_checkpoints, progress.update, trace_file)
         token = current_run.set(RunContext(recorder, run.logs, run.path))
+        is_over = False
         try:
             yield
+            is_over = True
         except Exception:
             # Whoever started the run shows what a person needs of it; here nothing is left out.
             logger.exception("the run failed", extra={"in_file_only": True})
             raise
         finally:
             current_run.reset(token)
-            sink.close()
-            _draw(run)
+            try:
+                sink.close()
+            except Exception as error:
+                if is_over:
+                    raise
+                # What the run ended with is what whoever started it must see.
+                logger.warning("metrics may be lost, since closing failed: %s: %s", type(error).__name__, error)
+            finally:
+                _draw(run)
 
 
 def _draw(run: RunFolder) -> None:

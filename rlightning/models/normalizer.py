@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from rlightning.errors import ShapeError
+from rlightning.errors import RLightningError, ShapeError
 from rlightning.functional.advantages import discounted_sums
 
 _EPSILON = 1e-8
@@ -72,8 +72,17 @@ class _RunningMoments(nn.Module):
 
     @torch.no_grad()
     def merge(self, moments: Moments) -> None:
-        """Add the moments of further rows."""
+        """Add the moments of further rows.
+
+        Raises:
+            RLightningError: If they are not finite: one such row would spoil the statistics for good.
+        """
         merged = Moments(self.count, self.mean, self.var).merged(moments)
+        if not (merged.mean.isfinite() & merged.var.isfinite()).all():
+            raise RLightningError(
+                f"{type(self).__name__}: rows with numbers that are not finite, or whose squares are not, cannot be "
+                f"learned from; leave them out by the argument valid"
+            )
         self.count.copy_(merged.count)
         self.mean.copy_(merged.mean)
         self.var.copy_(merged.var)
@@ -119,6 +128,7 @@ class RunningNormalizer(_RunningMoments):
 
         Raises:
             ShapeError: If the rows have another shape than the statistics.
+            RLightningError: If a row that counts is not finite.
         """
         if rows.shape[1:] != self.mean.shape:
             raise ShapeError(f"rows of shape {list(rows.shape[1:])} for statistics of {list(self.mean.shape)}")
@@ -163,6 +173,7 @@ class RewardScaler(_RunningMoments):
 
         Raises:
             ShapeError: If the shapes differ, or the number of envs is not that of the rollout before.
+            RLightningError: If a reward is not finite, or a return overflows.
         """
         if self.carry is None:
             self.carry = rewards.new_zeros(rewards.shape[1:])

@@ -280,6 +280,14 @@ class BasePolicy(nn.Module, ABC):
         """Let the sampling of the next evaluation follow from a seed."""
         self._generators.evaluation.manual_seed(seed)
 
+    def begin_evaluation(self, seed: int) -> None:
+        """Let what is drawn from the global generators follow from a seed until the evaluation ends."""
+        self._generators.lend_global(seed)
+
+    def end_evaluation(self) -> None:
+        """Let the global generators go on where they were when the evaluation began."""
+        self._generators.take_back_global()
+
     def init_train(self, train_config: TrainConfig, env_meta: EnvMeta | None = None) -> None:
         """Build networks and optimizer for learning.
 

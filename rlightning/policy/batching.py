@@ -76,7 +76,9 @@ def split_response(response: PolicyResponse, counts: Sequence[int], version: int
     if env_action is not None:
         # Where the env receives what the buffer keeps, one array goes to both.
         env_action = None if env_action is response.action else tree_map(host, env_action)
-    extras = {name: host(value) for name, value in response.extras.items()}
+    extras = {
+        name: host(value) if _is_numbers(value) else tree_map(host, value) for name, value in response.extras.items()
+    }
     if len(counts) == 1:
         return [PolicyResponse(action, env_action, extras, version)]
     actions = split_rows(action, counts)
@@ -85,9 +87,16 @@ def split_response(response: PolicyResponse, counts: Sequence[int], version: int
     return [PolicyResponse(*fields, version) for fields in zip(actions, env_actions, pieces, strict=True)]
 
 
+def _is_numbers(value: Any) -> bool:
+    """Tell whether something is a list of numbers, nested or not, and no structure of arrays."""
+    return isinstance(value, list | tuple) and not any(hasattr(leaf, "shape") for leaf in tree_leaves(value))
+
+
 def _misfit(response: PolicyResponse, leaf: Any, rows: int) -> str:
     """Say which field of an answer has other rows than the request, or none."""
-    fields = {"action": response.action, "env_action": response.env_action}
+    fields = {"action": response.action}
+    if response.env_action is not None:
+        fields["env_action"] = response.env_action
     fields |= {f"extras[{name!r}]": value for name, value in response.extras.items()}
     name = next(name for name, tree in fields.items() if any(part is leaf for part in tree_leaves(tree)))
     got = f"shape {list(leaf.shape)}" if hasattr(leaf, "shape") else f"a {type(leaf).__name__} and not a tensor"

@@ -8,9 +8,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from rlightning.errors import CheckpointError
+from rlightning.runtime.generators import global_generators, seed_global_generators, set_global_generators
+
 
 class Generators:
     """Three generators that follow from one seed.
+
+    The global ones of the process are lent to evaluations, since an author's code may draw from those.
 
     Attributes:
         own: For rollouts and training; another one on each policy.
@@ -23,6 +28,7 @@ class Generators:
     def __init__(self, device: str) -> None:
         self.seed: int | None = None
         self.index = 0
+        self._lent: dict[str, Any] | None = None
         self.move(device)
 
     def move(self, device: str) -> None:
@@ -45,11 +51,41 @@ class Generators:
         shared = np.random.SeedSequence([seed, 77, role, 0]).generate_state(1, np.uint64)[0]
         self.shared.manual_seed(int(shared))
 
+    def lend_global(self, seed: int) -> None:
+        """Let the global ones follow from a seed until they are given back."""
+        if self._lent is None:  # else an evaluation failed
+            self._lent = global_generators()
+        seed_global_generators([seed])
+
+    def take_back_global(self) -> None:
+        """Let the global ones go on where they were lent."""
+        if self._lent is not None:
+            set_global_generators(self._lent)
+            self._lent = None
+
     def get_state(self) -> dict[str, Any]:
         """Give the state of those that no other policy shares."""
         return {"generator": self.own.get_state(), "evaluation_generator": self.evaluation.get_state()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on where ``get_state`` was called; other entries are left alone."""
-        self.own.set_state(state["generator"])
-        self.evaluation.set_state(state["evaluation_generator"])
+        """Go on where ``get_state`` was called, with all generators that the state knows; the rest is left alone.
+
+        Raises:
+            CheckpointError: If the state is that of generators of another device.
+        """
+        for generator, name in ((self.own, "generator"), (self.evaluation, "evaluation_generator")):
+            _put_back(generator, state[name])
+        if "shared_generator" in state:
+            _put_back(self.shared, state["shared_generator"])
+        if "global_generators" in state:  # actors had none in earlier checkpoints
+            set_global_generators(state["global_generators"])
+
+
+def _put_back(generator: torch.Generator, state: torch.Tensor) -> None:
+    try:
+        generator.set_state(state)
+    except (RuntimeError, TypeError) as error:
+        raise CheckpointError(
+            f"the state of a random generator is not one for {generator.device.type} ({error}): the run had its "
+            f"policies on another device (policy.train_num_gpus, policy.eval_num_gpus)"
+        ) from error

@@ -10,7 +10,7 @@ from rlightning.policy.base_policy import BasePolicy
 from rlightning.policy.members import Members
 from rlightning.runtime import WorkerHandle, gather
 
-_OF_AN_ACTOR = ("role", "generator", "evaluation_generator")
+_OF_AN_ACTOR = ("role", "generator", "evaluation_generator", "global_generators")
 """What is an eval policy's own; what it acts with is the learner's."""
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from rlightning.policy.group_state import check_numbers, gather_state, join_lear
 from rlightning.policy.group_weights import GroupWeights, log_mismatches, weight_carrier
 from rlightning.policy.members import NO_LEARNER, Members
 from rlightning.runtime import Call, Future, WorkerHandle, gather, together
+from rlightning.runtime.generators import global_generators, set_global_generators
 from rlightning.types import BatchedData, EnvMeta, EnvRet, PolicyResponse
 from rlightning.weights.bundle import Mismatch
 from rlightning.weights.topology import build_transfer_info_for_colocated as build_transfer_info_for_colocated
@@ -494,6 +495,10 @@ class PolicyGroup:
         self._push_anew()
         self._members.call_each(self._members.actors, BasePolicy.load_generators, state["eval"])
 
+    def envs_changed(self) -> None:
+        """Tell the train policies that their data come from other envs from now on."""
+        self._members.call(self._members.learners, BasePolicy.envs_changed)
+
     def load_weights(self, state: dict[str, Any]) -> int:
         """Take just what acts from what ``get_training_state`` gave, and bring it to the eval policies."""
         loads = [
@@ -507,6 +512,19 @@ class PolicyGroup:
         """Let the sampling of the next evaluation follow from a seed; each eval policy draws differently."""
         actors = self._members.actors
         self._members.call_each(actors, BasePolicy.seed_evaluation, range(seed, seed + len(actors)))
+
+    @contextmanager
+    def evaluating(self, seed: int) -> Iterator[None]:
+        """Let all that is drawn inside follow from a seed; no generator of training, not even a global one, moves."""
+        begin, kept = BasePolicy.begin_evaluation.__name__, global_generators()
+        actors = [handle for handle in self._members.actors if hasattr(handle.target, begin)]
+        self.seed_evaluation(seed)
+        self._members.call_each(actors, BasePolicy.begin_evaluation, range(seed, seed + len(actors)))
+        try:
+            yield
+            self._members.call(actors, BasePolicy.end_evaluation)
+        finally:
+            set_global_generators(kept)  # at last: several policies and envs may live here
 
     def save_checkpoint(self, path: str | Path) -> None:
         """Write the first train policy's state into a folder."""

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import random
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from rlightning.errors import CheckpointError, WeightSyncError
 from rlightning.policy.tensors import all_tensors
+from rlightning.runtime.generators import global_generators
 
 if TYPE_CHECKING:
     from rlightning.policy.base_policy import BasePolicy
@@ -66,7 +65,7 @@ def own_state(policy: BasePolicy) -> dict[str, Any]:
     """Give the part that no other policy of its role shares, copied."""
     state = {
         **policy._generators.get_state(),
-        "global_generators": _global_generators(),
+        "global_generators": global_generators(),
         "extra": policy.extra_training_state(),
     }
     cloned: dict[str, Any] = clone_checkpoint_value(state)
@@ -98,8 +97,6 @@ def load_whole_state(policy: BasePolicy, state: Mapping[str, Any], *, act_only: 
                 # Torch keeps the given tensors, and updates them in place: several policies may be given the same.
                 value.load_state_dict(clone_checkpoint_value(state[kind][name]))
         policy.load_generators(state)
-        policy.shared_generator.set_state(state["shared_generator"])
-        _set_global_generators(state["global_generators"])
         policy.load_extra_training_state(state["extra"])
     except (WeightSyncError, KeyError, AttributeError, ValueError) as error:
         raise CheckpointError(f"the state does not fit {type(policy).__name__}: {error}") from error
@@ -132,14 +129,3 @@ def _check_fits(state: Mapping[str, Any], role: str, held: Mapping[str, Mapping[
     for kind, values in held.items():
         if state[kind].keys() != values.keys():
             raise CheckpointError(f"the state has the {kind} {sorted(state[kind])}, the policy {sorted(values)}")
-
-
-def _global_generators() -> dict[str, Any]:
-    """Give the state of the generators that code without one of its own draws from."""
-    return {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}  # noqa: NPY002
-
-
-def _set_global_generators(state: Mapping[str, Any]) -> None:
-    random.setstate(state["python"])
-    np.random.set_state(state["numpy"])  # noqa: NPY002
-    torch.set_rng_state(state["torch"])

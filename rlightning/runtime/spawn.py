@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import random
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-
 from rlightning.errors import CallTimeout, PlacementError
 from rlightning.runtime.exit_code import own_process
 from rlightning.runtime.future import gather
+from rlightning.runtime.generators import seed_global_generators
 from rlightning.runtime.guests import Guest, rebuild_guest, start_guest
 from rlightning.runtime.handle import as_handle
 
@@ -68,11 +66,7 @@ class WorkerSetup:
         if torch is not None:
             torch.set_num_threads(self.torch_threads)
         if self.seed is not None:
-            words = np.random.SeedSequence([self.seed, *name.encode()]).generate_state(3)
-            random.seed(int(words[0]))
-            np.random.seed(words[1])  # noqa: NPY002 (others' code may use the old generator)
-            if torch is not None:
-                torch.manual_seed(int(words[2]))
+            seed_global_generators([self.seed, *name.encode()])
         if self.log_dir is not None:
             from rlightning.observability.logs import log_to_file
 

@@ -15,7 +15,8 @@ class PolicyResponse:
     Attributes:
         action: The action that belongs to the log-prob, [N, ...]; this is what the buffer keeps.
         env_action: The action that the env receives where it is another one (clipped, shifted), [N, ...].
-        extras: Further tensors to keep beside the action, by name, [N, ...]: ``log_prob`` and the like.
+        extras: Further tensors to keep beside the action, by name, [N, ...]: ``log_prob`` and the like. Several that
+            belong together may be a dict of them.
         version: The version of the weights that acted; written by the framework.
     """
 

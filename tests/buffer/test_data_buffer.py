@@ -189,9 +189,16 @@ def test_what_a_learner_gets_is_its_own_to_write_into_and_a_view_where_the_shard
     assert data["reward"].tolist() == [[0.5, 0.5, 0.5]]
     shared = not buffer._shards[0].info().remote
     assert (again["observation"] == -1).all() == shared
+    data["terminated"][:], data["valid"][:] = True, False
     buffer.clear()
     fill()
-    assert np.allclose(gather(buffer.sample())[0]["reward"], 1.0)
+    now = gather(buffer.sample())[0]
+    assert np.allclose(now["reward"], 1.0)
+    assert now["valid"].all()
+    assert not now["terminated"].any()
+    # And to keep: a learner may hold what came in earlier rollouts.
+    now["reward"][:] = 7
+    assert data["reward"].tolist() == [[0.5, 0.5, 0.5]]
 
 
 # Several shards

@@ -149,6 +149,35 @@ def test_an_extra_may_not_take_the_name_of_a_field(name):
 
 
 @pytest.mark.parametrize(
+    ("extras", "says"),
+    [
+        ({"said": np.array(["yes"])}, r"said has dtype <U3, and there are no tensors of it"),
+        ({"when": np.zeros(1, "datetime64[s]")}, r"when has dtype datetime64\[s\]"),
+        ({"memory": {"cell": np.zeros(1, object)}}, r"memory has dtype object"),
+        ({"memory": (np.zeros(1), np.zeros(1))}, r"\['memory'\] are tuples or lists"),
+        ({7: np.zeros(1)}, r"the extras \[7\] are no strings"),
+    ],
+)
+def test_an_extra_that_no_batch_can_hold_is_refused_when_the_first_step_comes(extras, says):
+    with pytest.raises(ShapeError, match=says):
+        RolloutBlock(1, [1]).add(0, ret([1]), PolicyResponse(np.array([0]), extras=extras))
+
+
+def test_extras_that_belong_together_may_be_a_dict_and_numbers_of_another_byte_order_are_taken():
+    block = RolloutBlock(3, [1])
+    for number in (1.5, 2.5):
+        extras = {"memory": {"hidden": np.full((1, 2), number, np.float16), "cell": np.full(1, number, ">f4")}}
+        block.add(0, ret([0]), PolicyResponse(np.array([0]), extras=extras))
+    with pytest.raises(ShapeError, match=r"got a ndarray, expected the parts \['cell', 'hidden'\]"):
+        block.add(0, ret([0]), PolicyResponse(np.array([0]), extras={"memory": np.zeros(1)}))
+    block.truncate(0, ret([0]))
+    data = block.sample()
+    assert data["memory", "hidden"].tolist() == [[[1.5, 1.5]], [[2.5, 2.5]]]
+    assert data["memory", "cell"].dtype is torch.float32
+    assert data["memory", "cell"].flatten().tolist() == [1.5, 2.5]
+
+
+@pytest.mark.parametrize(
     ("seen", "done"),
     [
         (ret([1]), answer([0, 0], log_prob=[0, 0])),  # one row would be copied to both sub-envs
@@ -260,7 +289,7 @@ def test_tensors_of_a_users_own_loop_are_taken_too():
     assert block.sample()["log_prob"].item() == -0.5
 
 
-def test_clear_forgets_the_steps_and_keeps_the_memory():
+def test_clear_forgets_the_steps_and_keeps_the_memory_that_nobody_has():
     block = filled()
     before = block.sample()["observation"].data_ptr()
     block.clear()
@@ -275,6 +304,19 @@ def test_clear_forgets_the_steps_and_keeps_the_memory():
     data = block.sample()
     assert data.batch_size == (1, 2)
     assert data["reward"].tolist() == [[0, 0]]
+
+
+def test_what_was_handed_out_belongs_to_whoever_has_it_and_tells_nothing_to_the_next_rollout():
+    block = filled()
+    kept = block.sample()
+    kept["terminated"][:], kept["truncated"][:], kept["valid"][:] = True, True, False
+    block.clear()
+    assert filled(block).sample()["valid"].all()
+    now = block.sample()
+    assert not (now["terminated"] | now["truncated"]).any()
+    now["observation"].fill_(99)
+    assert kept["observation"].squeeze(-1).tolist() == [[1, 2], [3, 4]]
+    assert kept["terminated"].all()
 
 
 def test_versions_are_kept_by_row():
@@ -322,6 +364,18 @@ def test_an_episode_keeps_what_it_says_of_validity_and_versions():
     block.add_episode(0, episode(2, valid=torch.tensor([[True], [False]]), version=torch.tensor([[4], [6]])))
     assert block.size() == 1
     assert block.versions() == (4, 6)
+
+
+def test_an_episode_has_the_dtypes_of_every_block():
+    block = RolloutBlock(2, [1])
+    version = torch.tensor([[4], [6]], dtype=torch.int32)
+    block.add_episode(0, episode(2, reward=torch.tensor([[1], [2]]), version=version))
+    data = block.sample()
+    assert (data["reward"].dtype, data["version"].dtype) == (torch.float32, torch.int64)
+    assert data["reward"].flatten().tolist() == [1, 2]
+    # ~1 is 254 as a byte: a factor where a learner expects a flag.
+    with pytest.raises(ShapeError, match="got uint8, the block holds bool"):
+        RolloutBlock(2, [1]).add_episode(0, episode(2, terminated=torch.zeros(2, 1, dtype=torch.uint8)))
 
 
 def test_an_episode_that_does_not_fit_is_refused():

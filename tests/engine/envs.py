@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 
 import gymnasium as gym
@@ -62,6 +63,15 @@ class UnevenEnv(BaseEnv):
     def close(self):
         if id(self) in OPEN:
             OPEN.remove(id(self))
+
+
+@register("simulator", "dice")
+class DiceEnv(UnevenEnv):
+    """Draws from the global generators of Python and numpy, as many envs do that have no generator of their own."""
+
+    def observe(self):
+        self.reward = random.random()
+        return np.random.normal(0.0, 1.0, (len(self.t), 3)).astype(np.float32)  # noqa: NPY002
 
 
 @register("simulator", "clock")

@@ -73,6 +73,14 @@ class CoinPolicy(BasePolicy):
             raise ZeroDivisionError(f"no {where} today")
 
 
+@register("policy", "gambler")
+class GamblerPolicy(CoinPolicy):
+    """Draws from the global generator of torch, as ``torch.distributions`` do."""
+
+    def rollout_step(self, env_ret, *, deterministic=False):
+        return PolicyResponse(torch.distributions.Categorical(logits=self.net(env_ret.observation)).sample())
+
+
 @register("policy", "careless")
 class CarelessPolicy(CoinPolicy):
     """Changes one number of the weights that it is given."""

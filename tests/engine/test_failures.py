@@ -6,6 +6,9 @@ import pytest
 
 from rlightning.errors import WeightSyncError, WorkerDied, WorkerError
 from rlightning.launch.assemble import assemble
+from rlightning.launch.run import open_run
+from rlightning.observability.run_folder import RunFolder
+from rlightning.observability.sinks import JsonlSink, Sinks
 from tests.engine.doubles import Notebook, config
 from tests.engine.envs import OPEN
 
@@ -68,6 +71,23 @@ def test_a_failure_to_close_does_not_hide_why_the_run_ended(caplog):
     assert "the process is gone" in caplog.text
     assert engine.policy_group.train_list == []
     close()
+
+
+def test_a_metric_service_that_cannot_be_closed_does_not_hide_why_the_run_ended(tmp_path, monkeypatch, caplog):
+    class Service:
+        def log(self, step, metrics):
+            if step == 20:
+                raise ZeroDivisionError("no metrics today")
+
+        def close(self):
+            raise OSError("no space left")
+
+    monkeypatch.setattr(RunFolder, "open_sinks", lambda run, at: Sinks([JsonlSink(run.metrics_path), Service()]))
+    for epochs, error in ((3, ZeroDivisionError), (1, OSError)):
+        made = config(max_epochs=epochs, save_dir=str(tmp_path))
+        with pytest.raises(error), open_run(RunFolder.create(made)), assemble(made) as engine:
+            engine.run()
+    assert "metrics may be lost, since closing failed: OSError: no space left" in caplog.text
 
 
 def test_a_failure_to_close_is_raised_where_nothing_else_was_and_the_rest_is_closed():

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from torch import Tensor
 
-from rlightning.errors import ShapeError
+from rlightning.errors import RLightningError, ShapeError
 from rlightning.models.normalizer import Moments, RewardScaler, RunningNormalizer
 
 ROWS = hnp.arrays(
@@ -175,3 +175,19 @@ def test_another_number_of_envs_is_refused() -> None:
     scaler(torch.zeros(2, 3), no, yes)
     with pytest.raises(ShapeError, match="3 envs"):
         scaler(torch.zeros(2, 1), no[:, :1], yes[:, :1])
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_row_that_is_not_finite_is_refused_and_the_statistics_stay(bad):
+    normalizer = RunningNormalizer((1,))
+    normalizer.update(torch.tensor([[1.0], [3.0]]))
+    rows = torch.tensor([[2.0], [bad]])
+    with pytest.raises(RLightningError, match="RunningNormalizer: rows with numbers that are not finite"):
+        normalizer.update(rows)
+    assert (normalizer.count, normalizer.mean, normalizer.var) == (2, 2, 1)
+    assert normalizer(torch.tensor([[3.0]])) == 1
+    normalizer.update(rows, valid=torch.tensor([True, False]))
+    assert normalizer.count == 3
+    scaler = RewardScaler(0.9)
+    with pytest.raises(RLightningError, match="RewardScaler"):
+        scaler(torch.tensor([[bad]]), torch.tensor([[False]]), torch.tensor([[True]]))

@@ -1,6 +1,7 @@
 """What the framework does for a policy, and what it refuses."""
 
 import gc
+import random
 import weakref
 
 import numpy as np
@@ -15,6 +16,7 @@ from rlightning.config import OptimConfig, PolicyConfig, Section, TrainConfig
 from rlightning.errors import CheckpointError, ConfigError, ProtocolError, ShapeError, WeightSyncError
 from rlightning.policy.base_policy import BasePolicy, PolicyRole
 from rlightning.policy.batching import versions_behind
+from rlightning.runtime.generators import global_generators, set_global_generators
 from rlightning.types import PolicyResponse
 from rlightning.weights import digests, flatten_names, pack
 from tests.doubles import LINE_META, LinearPolicy
@@ -239,6 +241,21 @@ def test_evaluation_draws_from_its_own_generator_and_leaves_trainings_untouched(
     again = between._rollout(request(4), evaluation=True).action
     between.seed_evaluation(9)
     assert np.array_equal(between._rollout(request(4), evaluation=True).action, again)
+
+
+def test_an_evaluation_gives_the_global_generators_back_and_a_state_goes_on_with_them():
+    policy = actor(weights_from=learner())
+    state, before = policy.get_own_state(), global_generators()
+    policy.begin_evaluation(9)
+    evaluated = [random.random(), np.random.random(), torch.rand(()).item()]  # noqa: NPY002
+    policy.begin_evaluation(9)  # the first one failed
+    assert [random.random(), np.random.random(), torch.rand(()).item()] == evaluated  # noqa: NPY002
+    policy.end_evaluation()
+    drawn = [random.random(), np.random.random(), torch.rand(()).item()]  # noqa: NPY002
+    set_global_generators(before)
+    assert [random.random(), np.random.random(), torch.rand(()).item()] == drawn  # noqa: NPY002
+    policy.load_generators(state)
+    assert [random.random(), np.random.random(), torch.rand(()).item()] == drawn  # noqa: NPY002
 
 
 def test_an_exception_in_evaluation_gives_trainings_generator_back():
@@ -791,6 +808,8 @@ ROWS = torch.zeros(3)
         (PolicyResponse(ROWS, extras={"x": ROWS, "y": ROWS.sum()}), ShapeError, r"and extras\['y'\] .* shape \[\]"),
         (PolicyResponse([0, 1, 0]), ShapeError, "and action of its answer has a int and not a tensor"),
         (PolicyResponse(ROWS, extras={"x": 1.5}), ShapeError, r"and extras\['x'\] of its answer has a float"),
+        (PolicyResponse(ROWS, extras={"x": None}), ShapeError, r"and extras\['x'\] of its answer has a NoneType"),
+        (PolicyResponse(ROWS, extras={"x": {"h": ROWS[:1]}}), ShapeError, r"and extras\['x'\] .* shape \[1\]"),
     ],
 )
 def test_an_answer_that_is_none_says_what_it_should_have_been(answer, error, message):
