@@ -20,6 +20,7 @@ from rlightning.policy.tensors import with_buffers
 from rlightning.policy.updater import Updater
 from rlightning.policy.weight_export import NOTHING_COMES
 from rlightning.weights.bundle import Bundle, BundlePart, check_same_layout, flatten_names
+from rlightning.weights.home import Home
 from rlightning.weights.layout import Layout, NamedTensors, as_bytes, check_key, copy_all, each, point_all
 from rlightning.weights.slots import Slots
 
@@ -217,7 +218,7 @@ class WeightImport:
 
     def _load_at_once(self, layout: Layout, flat: torch.Tensor) -> bool:
         """Copy the bytes of many small tensors into the home of the policy's own; gives whether that can be done."""
-        if not self._loads_plainly or Part.MODEL in self._policy._memory.offloaded:
+        if not (Home.pays(layout) and self._loads_plainly) or Part.MODEL in self._policy._memory.offloaded:
             return False
         home = self._acting.look(may_move=True).home
         if home is None or home.layout.key != layout.key:

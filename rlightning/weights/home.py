@@ -46,9 +46,12 @@ class Home:
     @classmethod
     def of(cls, tensors: NamedTensors, layout: Layout) -> Home | None:
         """Move tensors into a home; None, with nothing changed, where that does not pay or somebody would notice."""
-        listed = _listed(tensors)
-        is_worth_it = len(listed) >= _MANY and layout.num_bytes < _SMALL * len(listed)
-        return cls(tensors, layout) if is_worth_it and all(map(_is_free, listed)) else None
+        return cls(tensors, layout) if cls.pays(layout) and all(map(_is_free, _listed(tensors))) else None
+
+    @staticmethod
+    def pays(layout: Layout) -> bool:
+        """Tell whether tensors are so many and so small that they are better copied as one."""
+        return len(layout.specs) >= _MANY and layout.num_bytes < _SMALL * len(layout.specs)
 
     def holds(self, tensors: NamedTensors) -> bool:
         """Tell whether it is these tensors, by these names, that live here, and whether they still do."""
