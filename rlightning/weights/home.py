@@ -32,8 +32,9 @@ class Home:
 
     def __init__(self, tensors: NamedTensors, layout: Layout) -> None:
         """Move tensors, which must be free to move, into memory of their own."""
-        memory = np.zeros(layout.num_bytes, np.uint8)
-        self.layout, self.flat = layout, torch.from_numpy(memory)
+        # Torch's memory begins at a cache line, and so do all tensors: some kernels give other digits where one does not.
+        self.layout, self.flat = layout, torch.zeros(layout.num_bytes, dtype=torch.uint8)
+        memory = self.flat.numpy()
         self._named, self._tensors = tensors, _listed(tensors)
         self._ids = list(map(id, self._tensors))
         with torch.no_grad():

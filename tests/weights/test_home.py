@@ -36,6 +36,7 @@ def test_tensors_that_move_are_the_same_objects_with_the_same_values():
     home = home_of(tensors)
     assert home.read().tobytes() == bundle.flat.tobytes()
     assert home.holds(tensors)
+    assert all(tensor.data_ptr() % 64 == 0 for tensor in tensors["net"].values() if tensor.numel())
     for name, (tensor, value) in before.items():
         assert tensors["net"][name] is tensor
         assert tensor.dtype == value.dtype
