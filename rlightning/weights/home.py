@@ -32,7 +32,7 @@ class Home:
 
     def __init__(self, tensors: NamedTensors, layout: Layout) -> None:
         """Move tensors, which must be free to move, into memory of their own."""
-        # Torch's memory begins at a cache line, and so do all tensors: some kernels give other digits where one does not.
+        # Memory of torch begins at a cache line, and so do all tensors: kernels may give other digits elsewhere.
         self.layout, self.flat = layout, torch.zeros(layout.num_bytes, dtype=torch.uint8)
         memory = self.flat.numpy()
         self._named, self._tensors = tensors, _listed(tensors)
