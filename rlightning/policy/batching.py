@@ -77,7 +77,8 @@ def split_response(response: PolicyResponse, counts: Sequence[int], version: int
         # Where the env receives what the buffer keeps, one array goes to both.
         env_action = None if env_action is response.action else tree_map(host, env_action)
     extras = {
-        name: host(value) if _is_numbers(value) else tree_map(host, value) for name, value in response.extras.items()
+        name: host(value) if type(value) is torch.Tensor or _is_numbers(value) else tree_map(host, value)
+        for name, value in response.extras.items()
     }
     if len(counts) == 1:
         return [PolicyResponse(action, env_action, extras, version)]
