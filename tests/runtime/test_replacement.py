@@ -78,6 +78,7 @@ def test_a_guest_is_replaced_in_the_process_of_its_host():
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 def test_processes_that_died_or_hang_are_replaced_and_end_for_certain(ray_cluster):
     pool = WorkerPool()
     specs = [WorkerSpec(Worker, (), f"worker[{i}]", remote=True, num_cpus=0.01) for i in range(2)]

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 from tests.architecture.source import ROOT
 
 COMPILES = """
@@ -19,6 +21,7 @@ print(add_one(TensorDict(a=torch.arange(3), batch_size=[3])).tolist())
 """
 
 
+@pytest.mark.slow
 def test_functions_of_tensordict_compile_into_one_graph_once_the_compiler_was_told():
     outcome = subprocess.run([sys.executable, "-c", COMPILES], cwd=ROOT, capture_output=True, text=True, timeout=100)
     assert outcome.stdout == "[1, 2, 3]\n", outcome.stderr
