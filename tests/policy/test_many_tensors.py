@@ -163,8 +163,8 @@ def same(left, right):
 # What they cost
 
 
-# Three times is the promise. Measured are 1.2 to 1.8 between processes and 1.7 to 2.7 within one, which leaves little room
-# for chance there; a single tensor costs "Shared" one copy and the exchange of a pointer, so that there it is 3 to 4.
+# Three times is the promise. Measured are 1.2 to 1.8 between processes and 1.7 to 2.7 within one, which leaves little
+# room for chance there; a single tensor costs "Shared" one copy and the exchange of a pointer, so that it is 3 to 4.
 TIMES = {(False, "None"): 3, (False, "Double"): 5, (False, "Sharded"): 5, (False, "Shared"): 6, (True, "Shared"): 6}
 PLACES = [(False, strategy) for strategy in STRATEGIES]
 PLACES += [pytest.param(True, strategy, marks=pytest.mark.ray) for strategy in STRATEGIES]
