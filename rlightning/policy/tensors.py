@@ -41,16 +41,18 @@ class ModuleTensors:
         return self._named
 
     def _walk(self, policy: nn.Module, models: Sequence[tuple[str, nn.Module]]) -> None:
-        self._models, self._own = list(models), _OwnTensors(policy)
-        tops = [*models, ("self", self._own)] if policy._parameters or policy._buffers else list(models)
+        # Another thread may ask meanwhile: until all is noted down, it walks by itself.
+        self._held = None
+        own = _OwnTensors(policy)
+        tops = [*models, ("self", own)] if policy._parameters or policy._buffers else list(models)
         self._named = {
             name: {strip_wrappers(key): value for key, value in module.state_dict(keep_vars=True).items()}
             for name, module in tops
         }
-        modules = list(
-            {id(module): module for top in (*tops, ("self", self._own)) for module in top[1].modules()}.values()
-        )
-        self._held = list(map(_Held, modules)) if all(map(_has_plain_state, modules)) else None
+        self._models, self._own = list(models), own
+        modules = {id(module): module for top in (*(module for _, module in tops), own) for module in top.modules()}
+        if all(map(_has_plain_state, modules.values())):
+            self._held = list(map(_Held, modules.values()))
 
 
 class _Held:
