@@ -313,7 +313,7 @@ class BasePolicy(nn.Module, ABC):
         self.env_meta = env_meta
         self._build(training=False)
         self.version = -1
-        self._weight_import.failure = None
+        self._weight_import.forgive()
         if self.rollout_mode == "async":
             self._answering.start_coroutines(f"{type(self).__name__} rollouts")
         self.is_init = True

@@ -94,6 +94,5 @@ class WeightExport:
         with self._timer.measure("export"):
             if home is not None:
                 buffer.write_bytes(self._policy.version, home.flat)
-                return
-            with buffer.writing(self._policy.version) as places:
-                copy_all(places, tensors)
+            else:
+                buffer.write(self._policy.version, tensors)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from types import TracebackType
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -28,15 +29,34 @@ if TYPE_CHECKING:
     from rlightning.policy.base_policy import BasePolicy
 
 
+class _Outcome:
+    """A context in which an update is made: one that failed lets nobody act until another has succeeded.
+
+    Attributes:
+        failure: Why the last one failed; None where it did not.
+    """
+
+    def __init__(self, gate: RolloutGate) -> None:
+        self._gate = gate
+        self.failure: BaseException | None = None
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.failure = error
+        if error is not None:
+            self._gate.changed()
+
+
 class WeightImport:
     """Takes weights in, and puts them in force between two requests.
 
     Without a buffer they are copied in at once. With one they wait there until they are announced; then the policy acts
     with the buffer's memory itself. It owns the buffer, the thread that follows announcements, and what the last update
     failed of.
-
-    Attributes:
-        failure: Why the last update failed; while there is one, nobody is to act.
     """
 
     def __init__(
@@ -54,7 +74,7 @@ class WeightImport:
         # Weakly: a policy and its tensors end with their last user, and so does the thread that follows announcements.
         self._policy = cast("BasePolicy", weakref.proxy(policy))
         self._acting, self._gate, self._timer, self._loads_plainly = acting, gate, timer, loads_plainly
-        self.failure: BaseException | None = None
+        self._outcome = _Outcome(gate)
         self._slots: Slots | None = None
         self._adopted: tuple[Slots, int] | None = None  # whose memory is acted with, and the stamp of what lies there
         self._made: Slots | None = None  # the buffer that this policy made for its node
@@ -64,6 +84,15 @@ class WeightImport:
     def forget(self) -> None:
         """Take note that the networks are built anew; a buffer is no longer in use."""
         self._slots, self._adopted = None, None
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why the last update failed; while there is one, nobody is to act."""
+        return self._outcome.failure
+
+    def forgive(self) -> None:
+        """Take note that the policy begins anew, whatever the last update failed of."""
+        self._outcome.failure = None
 
     # The buffer
 
@@ -120,13 +149,13 @@ class WeightImport:
             if self._slots is None:
                 raise ProtocolError("parts of weights come together in a buffer: call init_weight_buffer first")
             with self._timer.measure("receive"):
-                check_key(self._policy.weight_layout(), payload.key, self._policy._who)
+                check_key(self._slots.layout, payload.key, self._policy._who)
                 self._slots.write_bytes(payload.version, as_bytes(payload.flat), payload.index)
         elif self._slots is None:
             self._policy.import_bundle(payload)
         else:
             with self._timer.measure("receive"):
-                self._check_bundle(payload)
+                self._check_bundle(payload, self._slots.layout)
                 self._slots.write_bytes(payload.version, as_bytes(payload.flat))
         return payload.version
 
@@ -135,7 +164,8 @@ class WeightImport:
         check_key(self._policy.weight_layout(), payload.layout.key, self._policy._who)
         self._handed_over = payload
         try:
-            return self._put_in_force(payload.layout, payload.front, payload.views, payload.version)
+            sent = payload.newest()
+            return self._put_in_force(payload.layout, sent.flat, lambda: sent.tensors, sent.version)
         finally:
             payload.unlink()
 
@@ -163,9 +193,8 @@ class WeightImport:
         self._slots.write_bytes(version, flat)
         return version
 
-    def _check_bundle(self, bundle: Bundle) -> None:
+    def _check_bundle(self, bundle: Bundle, layout: Layout) -> None:
         """Compare layouts; where they differ, name the tensors that do."""
-        layout = self._policy.weight_layout()
         if layout.key != bundle.layout.key:
             named = flatten_names(self._policy._acting())
             check_same_layout(named, flatten_names(bundle.views()), self._policy.__class__.__name__, bundle.version)
@@ -183,10 +212,10 @@ class WeightImport:
         return self._put_in_force(bundle.layout, as_bytes(bundle.flat), bundle.views, bundle.version)
 
     def _put_in_force(self, layout: Layout, flat: torch.Tensor, views: Callable[[], NamedTensors], version: int) -> int:
-        with self._noting_failure():
+        with self._outcome:
             self._check_newer(version)
             # A failure is noted before the gate opens: nobody shall act with what was loaded half.
-            with self._timer.measure("import"), self._gate.update(), self._noting_failure():
+            with self._timer.measure("import"), self._gate.update(), self._outcome:
                 if not self._load_at_once(layout, flat):
                     self._load(views(), version)
                 self._policy.version = version
@@ -196,25 +225,27 @@ class WeightImport:
         """Put the newest complete weights of the buffer in force; errors as in ``put_in_force``."""
         if self._slots is None:
             raise ProtocolError("there is no weight buffer: call init_weight_buffer first")
-        with self._noting_failure():
+        with self._outcome:
             slots = self._slots
             if self._adopted == (slots, slots.stamp):
                 return
             # A failure is noted before the gate opens: nobody shall act with what was loaded half.
-            with self._timer.measure("import"), self._gate.update(), self._noting_failure():
+            with self._timer.measure("import"), self._gate.update(), self._outcome:
                 if slots is not self._slots:
                     return  # another buffer took its place while requests were in flight
                 # Read in here, since another thread may have put newer ones in force meanwhile.
-                tensors, version, stamp = slots.views(), slots.version, slots.stamp
-                self._check_newer(version)
-                if self._load_at_once(slots.layout, slots.front):
+                newest = slots.newest()
+                self._check_newer(newest.version)
+                if self._load_at_once(slots.layout, newest.flat):
                     pass
                 elif self._may_adopt():
-                    point_all(self._policy.get_trainable_parameters(), tensors)
-                    self._adopted = slots, stamp
+                    own = self._acting.look()
+                    check_key(own.layout, slots.layout.key, self._policy._who)
+                    point_all(own.tensors, newest.tensors)
+                    self._adopted = slots, newest.stamp
                 else:
-                    self._load(tensors, version)
-                self._policy.version = version
+                    self._load(newest.tensors, newest.version)
+                self._policy.version = newest.version
 
     def _load_at_once(self, layout: Layout, flat: torch.Tensor) -> bool:
         """Copy the bytes of many small tensors into the home of the policy's own; gives whether that can be done."""
@@ -268,19 +299,8 @@ class WeightImport:
 
     def _follow(self) -> None:
         # Whoever waits, and the next request, is told of a failure; the updater goes on.
-        with suppress(Exception), self._noting_failure():
+        with suppress(Exception), self._outcome:
             self._policy.update_weights_from_buffer()
-
-    @contextmanager
-    def _noting_failure(self) -> Iterator[None]:
-        """Admit no request after an update that failed, until one has succeeded."""
-        try:
-            yield
-        except BaseException as error:
-            self.failure = error
-            self._gate.changed()
-            raise
-        self.failure = None
 
     def _check_newer(self, version: int) -> None:
         if version < self._policy.version:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,8 @@ _MANY = 100
 _SMALL = 32_768
 """Mean bytes of a tensor above which copying the bytes takes longer than anything that is done per tensor."""
 
-_data_ptr, _stride = torch.Tensor.data_ptr, torch.Tensor.stride
+_WHERE: tuple[Callable[[torch.Tensor], Any], ...] = torch.Tensor.data_ptr, torch.Tensor.stride, torch.Tensor.numel
+"""What tells a tensor from another one in the same memory."""
 
 
 class Home:
@@ -42,7 +44,7 @@ class Home:
                 if spec.num_bytes:
                     place = torch.from_numpy(memory[spec.start : spec.start + spec.num_bytes])
                     tensor.data = place.view(tensor.dtype).view(tensor.shape).copy_(tensor)
-        self._places, self._strides = list(map(_data_ptr, self._tensors)), list(map(_stride, self._tensors))
+        self._places = [list(map(where, self._tensors)) for where in _WHERE]
 
     @classmethod
     def of(cls, tensors: NamedTensors, layout: Layout) -> Home | None:
@@ -60,8 +62,9 @@ class Home:
             if list(map(id, _listed(tensors))) != self._ids or not self.layout.has_names(tensors):
                 return False
             self._named = tensors
-        held = self._tensors
-        return list(map(_data_ptr, held)) == self._places and list(map(_stride, held)) == self._strides
+        return all(
+            list(map(where, self._tensors)) == places for where, places in zip(_WHERE, self._places, strict=True)
+        )
 
     def read(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """Copy the bytes."""

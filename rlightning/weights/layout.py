@@ -205,10 +205,9 @@ def point_all(
     targets: Mapping[str, Mapping[str, torch.Tensor]], sources: Mapping[str, Mapping[str, torch.Tensor]]
 ) -> None:
     """Let the tensors of ``targets`` use the memory of those of ``sources``, which have the same names and order."""
-    with torch.no_grad():
-        for held, given in zip(targets.values(), sources.values(), strict=True):
-            for tensor, source in zip(held.values(), given.values(), strict=True):
-                tensor.data = source
+    for held, given in zip(targets.values(), sources.values(), strict=True):
+        for tensor, source in zip(held.values(), given.values(), strict=True):
+            tensor.data = source
 
 
 def as_bytes(array: np.ndarray[Any, np.dtype[np.uint8]]) -> torch.Tensor:

@@ -11,17 +11,33 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from rlightning.errors import ProtocolError, WeightSyncError
-from rlightning.weights.layout import Layout, NamedTensors
+from rlightning.weights.layout import Layout, NamedTensors, copy_all
 
 _PAGE = 4096
 _SHARED_MEMORY = Path("/dev/shm")
 _MAPPED: weakref.WeakValueDictionary[str, Slots] = weakref.WeakValueDictionary()
+
+
+class Newest(NamedTuple):
+    """The version that was completed last.
+
+    Attributes:
+        stamp: How many were completed; it names this one, also where the same version was written twice.
+        version: Its version.
+        flat: Its bytes, [num_bytes] uint8.
+        tensors: The same bytes as tensors.
+    """
+
+    stamp: int
+    version: int
+    flat: torch.Tensor
+    tensors: NamedTensors
 
 
 class Slots:
@@ -101,34 +117,33 @@ class Slots:
     @property
     def version(self) -> int:
         """Version of the front; -1 before the first."""
-        return int(self._header[self._front, 1, 0]) if self.stamp else -1
+        return self._front()[2]
 
     @property
     def stamp(self) -> int:
-        """How many versions were completed; it names the front, also where the same version was written twice."""
-        return max(self._stamps())
+        """How many versions were completed."""
+        return self._front()[1]
 
-    @property
-    def front(self) -> torch.Tensor:
-        """The bytes of the front, [num_bytes] uint8."""
-        return self._flats[self._front]
-
-    def views(self) -> NamedTensors:
-        """Give the front without a copy.
+    def newest(self) -> Newest:
+        """Give what is in front, without a copy.
 
         Raises:
-            ProtocolError: If there is none.
+            ProtocolError: If there is nothing.
         """
-        if not self.stamp:
+        slot, stamp, version = self._front()
+        if not stamp:
             raise ProtocolError("no complete weights are in the buffer yet: send them before they are used")
-        return self._views[self._front]
+        return Newest(stamp, version, self._flats[slot], self._views[slot])
 
-    @contextmanager
-    def writing(self, version: int) -> Iterator[NamedTensors]:
-        """Write a whole version: yields the tensors to write into; it is complete when the block ends well."""
-        back = 1 - self._front
-        with self._stamping(back, slice(0, self.num_parts), version):
-            yield self._views[back]
+    def write(self, version: int, tensors: NamedTensors) -> None:
+        """Write a whole version; a failure leaves it incomplete.
+
+        Args:
+            version: Its version.
+            tensors: What it is, with the names of the layout in their order.
+        """
+        with self._stamping(version) as back:
+            copy_all(self._views[back], tensors)
 
     def write_bytes(self, version: int, flat: torch.Tensor, part: int | None = None) -> None:
         """Write a whole version, or one part of it, from its bytes.
@@ -154,32 +169,27 @@ class Slots:
             version: Their version.
             part: Which part they are; None means all.
         """
-        back = 1 - self._front
         start, stop = (0, self.layout.num_bytes) if part is None else self.layout.parts(self.num_parts)[part]
-        which = slice(0, self.num_parts) if part is None else slice(part, part + 1)
-        with self._stamping(back, which, version):
+        with self._stamping(version, slice(None) if part is None else slice(part, part + 1)) as back:
             yield self._flats[back][start:stop]
 
     @contextmanager
-    def _stamping(self, slot: int, parts: slice, version: int) -> Iterator[None]:
-        stamp = self.stamp + 1
-        self._header[slot, 0, parts] = 0
-        yield
-        self._header[slot, 1, parts] = version
-        self._header[slot, 0, parts] = stamp
+    def _stamping(self, version: int, parts: slice = slice(None)) -> Iterator[int]:
+        """Complete some parts of a version if the block, which writes into the slot that is yielded, ends well."""
+        front, stamp, _ = self._front()
+        back = 1 - front
+        self._header[back, 0, parts] = 0
+        yield back
+        self._header[back, 1, parts] = version
+        self._header[back, 0, parts] = stamp + 1
 
-    @property
-    def _front(self) -> int:
-        first, second = self._stamps()
-        return int(second > first)
-
-    def _stamps(self) -> tuple[int, int]:
-        """Give the stamp of each slot; 0 where it is not complete."""
-        first, second = (
-            stamps[0] if len(set(stamps)) == len(set(versions)) == 1 else 0
-            for stamps, versions in self._header.tolist()
-        )
-        return first, second
+    def _front(self) -> tuple[int, int, int]:
+        """Give slot, stamp and version of what was completed last; stamp 0 and version -1 before the first."""
+        front = 0, 0, -1
+        for slot, (stamps, versions) in enumerate(self._header.tolist()):
+            if stamps[0] > front[1] and len(set(stamps)) == len(set(versions)) == 1:
+                front = slot, stamps[0], versions[0]
+        return front
 
 
 def _attach(path: str) -> Slots:

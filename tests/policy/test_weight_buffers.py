@@ -203,6 +203,19 @@ def test_a_buffer_for_another_network_is_refused():
         actor.recv_weights(learner.send_weights(["actor"]))
 
 
+@pytest.mark.parametrize("strategy", ["Double", "Shared", "Sharded"])
+def test_an_eval_policy_whose_network_became_another_does_not_act_with_weights_of_the_one_before(strategy):
+    learner, actor, group = local_pair(strategy)
+    actor.tensors.t7.data = torch.zeros(2, 2)
+    learner._train()
+    group.sync_weights()
+    with pytest.raises(WorkerError, match="laid out for another network than that of Numbered"):
+        group.wait_for_eval_weight_update()
+    with pytest.raises(WeightSyncError, match="laid out for another network"):
+        actor._rollout(batch([1]).items[0])
+    assert actor.tensors.t7.tolist() == [[0.0, 0.0], [0.0, 0.0]]
+
+
 def test_tied_weights_stay_tied():
     learner, actor, group = local_pair("Double", EveryKind)
     assert actor.tied.weight.data_ptr() == actor.net.weight.data_ptr()

@@ -134,11 +134,15 @@ def reshaped(tensors):
     tensors["net"]["t9"].unsqueeze_(0)
 
 
+def shortened(tensors):
+    tensors["net"]["t9"].data = tensors["net"]["t9"].data[:3]
+
+
 def shared_later(tensors):
     tensors["net"]["t9"].share_memory_()
 
 
-@pytest.mark.parametrize("change", [moved_away, replaced, renamed, removed, reshaped, shared_later])
+@pytest.mark.parametrize("change", [moved_away, replaced, renamed, removed, reshaped, shortened, shared_later])
 def test_a_home_knows_when_a_tensor_has_left(change):
     tensors = many()
     tensors["net"]["t9"] = torch.arange(5.0)

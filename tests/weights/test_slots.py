@@ -22,12 +22,11 @@ LAYOUT = Layout.of(network(0))
 
 
 def write(slots, value):
-    with slots.writing(value) as places:
-        copy_all(places, network(value))
+    slots.write(value, network(value))
 
 
 def read(slots):
-    views = slots.views()["net"]
+    views = slots.newest().tensors["net"]
     assert len(set(views["w"].tolist())) == 1
     return int(views["w"][0]), int(views["n"]), slots.version
 
@@ -36,7 +35,7 @@ def test_the_newest_complete_version_is_in_front():
     slots = Slots(LAYOUT)
     assert (slots.version, slots.stamp) == (-1, 0)
     with pytest.raises(ProtocolError, match="no complete weights"):
-        slots.views()
+        slots.newest()
     for value in (3, 4, 5):
         write(slots, value)
         assert read(slots) == (value, value, value)
@@ -45,9 +44,9 @@ def test_the_newest_complete_version_is_in_front():
 def test_a_write_leaves_the_front_alone_also_when_it_fails():
     slots = Slots(LAYOUT)
     write(slots, 1)
-    front = slots.views()["net"]["w"]
-    with pytest.raises(RuntimeError, match="meta tensor"), slots.writing(2) as places:
-        copy_all(places, {"net": {**network(2)["net"], "n": torch.tensor(2, device="meta")}})
+    front = slots.newest().tensors["net"]["w"]
+    with pytest.raises(RuntimeError, match="meta tensor"):
+        slots.write(2, {"net": {**network(2)["net"], "n": torch.tensor(2, device="meta")}})
     assert read(slots) == (1, 1, 1)
     write(slots, 3)
     assert front.tolist() == [1.0] * 40
@@ -57,9 +56,9 @@ def test_a_write_leaves_the_front_alone_also_when_it_fails():
 def test_a_version_that_is_written_twice_goes_into_the_other_slot():
     slots = Slots(LAYOUT)
     for value in (1, 2, 2, 2, 1):
-        before = slots.views()["net"]["w"].data_ptr() if slots.stamp else None
+        before = slots.newest().tensors["net"]["w"].data_ptr() if slots.stamp else None
         write(slots, value)
-        assert slots.views()["net"]["w"].data_ptr() != before
+        assert slots.newest().tensors["net"]["w"].data_ptr() != before
         assert read(slots) == (value, value, value)
     assert slots.stamp == 5
 
@@ -109,11 +108,9 @@ def test_another_process_reads_and_writes_the_same_memory_and_nothing_is_left_be
 import pickle, torch
 slots = pickle.load(open({str(message)!r}, "rb"))
 assert slots is pickle.load(open({str(message)!r}, "rb"))
-views = slots.views()["net"]
+views = slots.newest().tensors["net"]
 print(slots.version, slots.num_parts, slots.layout.key, views["n"].item(), set(views["w"].tolist()))
-with slots.writing(2) as places:
-    places["net"]["w"].fill_(2)
-    places["net"]["n"].fill_(2)
+slots.write(2, {{"net": {{"w": torch.full((40,), 2.0), "n": torch.tensor(2)}}}})
 """
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
         assert (done.stdout.split("\n")[0], done.stderr) == (f"1 2 {LAYOUT.key} 1 {{1.0}}", "")
