@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import select
 import socket
 import struct
 import threading
@@ -15,10 +16,9 @@ import time
 import traceback
 import uuid
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from multiprocessing.connection import wait as wait_for_messages
 from typing import Any, Protocol, TypeVar
 
 from rlightning.errors import CallTimeout, WorkerError, raised_by
@@ -129,12 +129,20 @@ class SocketFuture(Future[T]):
             pending = [future for future in futures if future.outcome is None]
             is_enough = len(futures) - len(pending) >= at_least
             left = 0.0 if is_enough else None if until is None else max(0.0, until - time.monotonic())
-            lines = {future.line.connection: future.line for future in pending}
-            messages: list[Any] = wait_for_messages(list(lines), left) if lines else []
+            lines = {future.line.connection.fileno(): future.line for future in pending}
+            messages = _poll(lines, left) if lines else []
             if not messages:
                 return [future for future in futures if future.outcome is not None], pending
-            for connection in messages:
-                lines[connection].read()
+            for descriptor in messages:
+                lines[descriptor].read()
+
+
+def _poll(descriptors: Iterable[int], timeout: float | None) -> list[int]:
+    """Wait until something can be read from some descriptors or they are cut; gives which, none after the timeout."""
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    return [descriptor for descriptor, _ in poll.poll(None if timeout is None else 1e3 * timeout)]
 
 
 def open_lines(handles: Sequence[WorkerHandle], channel: str, timeout_s: float | None = None) -> list[Line]:
