@@ -57,6 +57,7 @@ class Slots:
 
     Attributes:
         layout, num_parts: The layout, and the parts that a version is written in.
+        device: Where the memory is.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Slots:
         self._header: np.ndarray[Any, np.dtype[np.int64]] = (
             header  # of each slot the stamps and the versions of its parts
         )
+        self.device = flats[0].device
         self._flats, self._views = flats, [layout.views(flat) for flat in flats]
 
     @classmethod
@@ -103,11 +105,6 @@ class Slots:
         if self._path is None:
             raise ProtocolError("these weights lie in memory of one process: make them with Slots.create_shared")
         return _attach, (self._path,)
-
-    @property
-    def device(self) -> torch.device:
-        """Where the memory is."""
-        return self._flats[0].device
 
     def unlink(self) -> None:
         """Remove the file's name; those who have mapped it keep the memory. May be called twice."""
