@@ -32,6 +32,7 @@ from rlightning.launch.workers import WorkerPlan, plan_workers, shares_processes
 from rlightning.observability.run_folder import to_yaml
 from rlightning.placement import Cluster
 from rlightning.policy.base_policy import BasePolicy, PolicyRole
+from rlightning.policy.group_weights import uses_node_memory
 from rlightning.registry import lookup
 from rlightning.runtime.spawn import WorkerSpec
 from rlightning.types import EnvMeta
@@ -217,7 +218,10 @@ def _weight_transport(config: Config, plan: WorkerPlan) -> str:
     if config.cluster.is_colocated:
         return "handle of shared memory"
     return transport(
-        config.policy.weight_buffer.buffer_strategy, same_process=remote == {False}, intra_node=remote == {True}
+        config.policy.weight_buffer.buffer_strategy,
+        same_process=remote == {False},
+        intra_node=remote == {True},
+        node_memory=uses_node_memory(config.policy),
     )
 
 

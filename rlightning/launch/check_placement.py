@@ -25,7 +25,7 @@ from rlightning.launch.validate import explain
 from rlightning.launch.workers import plan_workers
 from rlightning.placement import Cluster, Node, Plan, Slot
 from rlightning.placement.cluster import ClusterDescription, parse_devices
-from rlightning.policy.group_weights import weight_carrier
+from rlightning.policy.group_weights import uses_node_memory, weight_carrier
 from rlightning.weights.traffic import WeightRoute, busiest, paired_routes, weight_routes
 
 CONTEXT_GB = 0.5
@@ -104,8 +104,8 @@ def routes_of(config: Config, plan: Plan, num_bytes: int) -> list[WeightRoute]:
         pairs = [(f"train[{place}]", f"eval[{place}]") for place in range(config.cluster.eval_worker_num)]
         return paired_routes([(one, at[one], two, at[two]) for one, two in pairs], num_bytes)
     strategy = config.policy.weight_buffer.buffer_strategy
-    broadcast = weight_carrier(config.policy) == "collective"
-    return weight_routes(nodes, strategy, num_bytes, broadcast=broadcast, local=LOCAL)
+    broadcast, by_memory = weight_carrier(config.policy) == "collective", uses_node_memory(config.policy)
+    return weight_routes(nodes, strategy, num_bytes, broadcast=broadcast, node_memory=by_memory, local=LOCAL)
 
 
 def memory_of(config: Config, weights: int, parameters: int, transition: int) -> Memory:
@@ -120,12 +120,14 @@ def memory_of(config: Config, weights: int, parameters: int, transition: int) ->
     optim, waiting = config.policy.optim_cfg, config.policy.weight_buffer
     states = 2 if optim.name in ("adam", "adamw") else 1 if optim.momentum else 0
     double = waiting.buffer_strategy == "Double" and waiting.type == "WeightBuffer"
+    handed_on = uses_node_memory(config.policy) and config.cluster.remote_train and config.cluster.remote_eval
+    copies = {"Shared": 2, "Sharded": 2 + handed_on}.get(waiting.buffer_strategy, int(handed_on))
     steps = config.buffer.capacity or config.train.max_rollout_steps
     return Memory(
         train=weights + (1 + states) * 4 * parameters,
         eval=weights * (3 if double else 1),
         shard=steps * config.num_envs * transition,
-        shared=2 * weights if waiting.buffer_strategy in ("Shared", "Sharded") else 0,
+        shared=copies * weights,
     )
 
 

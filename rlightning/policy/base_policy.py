@@ -394,7 +394,7 @@ class BasePolicy(nn.Module, ABC):
         is_authored = type(self).postprocess is not BasePolicy.postprocess
         return self._answering.finish(self, env_ret, policy_resp, is_authored=is_authored)
 
-    # Weights: PolicyGroup calls these; rlightning.weights.sync says in full what a sender and a receiver do
+    # Weights: PolicyGroup calls these; rlightning.weights.delivery says in full what a sender and a receiver do
 
     def weight_layout(self) -> Layout:
         """Say where each tensor that acts lies in the bytes that travel."""
@@ -437,14 +437,23 @@ class BasePolicy(nn.Module, ABC):
         self._require_init("init_weight_buffer")
         self._weight_import.use_buffer(shared_weight_buffer)
 
-    def share_weight_buffer(self, parts: int = 1) -> Slots:
-        """Make a buffer that the policies of this node can map; see ``init_weight_buffer``."""
+    def may_share_memory(self) -> bool:
+        """Tell whether weights may come and go by memory of a node; not where an author sends or receives otherwise."""
+        names = ("send_weights", "recv_weights", "import_bundle", "export_bundle")
+        return all(_is_inherited(type(self), name) for name in names)
+
+    def share_weight_buffer(self, parts: int = 1, copies: int = 2) -> Slots:
+        """Make a buffer that the policies of this node can map; see ``Sharer.share_weight_buffer``."""
         self._require_init("share_weight_buffer")
-        return self._weight_import.make_buffer(parts)
+        return self._weight_import.make_buffer(parts, copies)
 
     def map_weight_buffer(self, shared_weight_buffer: Slots) -> None:
-        """Map a buffer of this node now, to write into it later."""
-        self._weight_export.map(shared_weight_buffer)
+        """Map a buffer of this node now, to write into it later, or to copy out of it; see ``Sharer``."""
+        self._require_init("map_weight_buffer")
+        if self.role_type is PolicyRole.TRAIN:
+            self._weight_export.map(shared_weight_buffer)
+        else:
+            self._weight_import.map(shared_weight_buffer)
 
     def unlink_weight_buffer(self) -> None:
         """Say that all have mapped the buffer: nothing of it is left behind when they end."""
@@ -491,10 +500,14 @@ class BasePolicy(nn.Module, ABC):
         """Make new memory for the next handle, because another policy will get it."""
         self._weight_export.end_hand_over()
 
-    def recv_weights_ipc(self, payload: Slots) -> int:
-        """Copy the weights out of memory that a policy beside this one gave; they are in force at once."""
+    def recv_weights_ipc(self, payload: Slots | None, part: int | None = None) -> int:
+        """Take weights out of memory that a sender of this node writes into; see ``Receiver.recv_weights_ipc``."""
         self._require_init("recv_weights_ipc")
-        return self._weight_import.receive_memory(payload)
+        try:
+            return self._weight_import.receive_memory(payload, part)
+        finally:
+            if payload is not None:
+                payload.unlink()
 
     # Memory
 

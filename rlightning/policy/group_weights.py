@@ -9,9 +9,11 @@ from rlightning.config import PolicyConfig
 from rlightning.errors import ConfigError, PlacementError, WeightSyncError, WorkerError
 from rlightning.policy.base_policy import BasePolicy
 from rlightning.policy.members import Members
-from rlightning.runtime import WorkerHandle
+from rlightning.runtime import WorkerHandle, gather
 from rlightning.weights.bundle import Mismatch, differences
-from rlightning.weights.sync import CARRIERS, WEIGHT_SYNCS, ColocatedSync, Delivery, WeightSync
+from rlightning.weights.carriers import CARRIERS
+from rlightning.weights.delivery import Delivery, can_share
+from rlightning.weights.sync import WEIGHT_SYNCS, ColocatedSync, WeightSync
 from rlightning.weights.topology import build_transfer_info_for_colocated, build_transfer_info_for_disaggregated
 
 logger = logging.getLogger(__name__)
@@ -21,7 +23,7 @@ _SETTLE_S = 60.0
 
 
 def weight_carrier(config: PolicyConfig) -> str:
-    """Choose how weights travel between processes: by broadcast between accelerators, else by the object store.
+    """Choose how weights travel between nodes: by broadcast between accelerators, else by the object store.
 
     Parts of "Sharded" go to one receiver each, which is no broadcast.
     """
@@ -31,6 +33,11 @@ def weight_carrier(config: PolicyConfig) -> str:
         is_whole = config.weight_buffer.buffer_strategy != "Sharded"
         chosen = "collective" if on_accelerators and is_whole else "object_store"
     return chosen
+
+
+def uses_node_memory(config: PolicyConfig) -> bool:
+    """Choose whether weights travel between processes of one node by memory that they share."""
+    return config.weight_buffer.transport == "auto" and weight_carrier(config) == "object_store"
 
 
 class GroupWeights:
@@ -89,10 +96,17 @@ class GroupWeights:
                 tuple(item["receiver"]),
                 tuple(placement[target]["eval_policies"]),
                 item["intra_node"],
+                item["intra_node"] and self._share_memory([item["sender"], *item["receiver"]]),
             )
             for node, targets in router_map.items()
             for target, item in zip(targets, transfer_info[node], strict=True)
         ]
+
+    def _share_memory(self, ends: Sequence[WorkerHandle]) -> bool:
+        """Tell whether the two ends of a transfer within a node, if there are two, use memory that they share."""
+        if len(ends) < 2 or not uses_node_memory(self._config) or not all(end.info().remote for end in ends):
+            return False
+        return all(gather([end.run(can_share) for end in ends], self._members.timeout_s))
 
     def _choose_way(self) -> WeightSync:
         """Turn the strategy and the placement into an object that knows who sends what to whom."""

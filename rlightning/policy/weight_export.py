@@ -76,7 +76,7 @@ class WeightExport:
         """Write into memory of one's own and give a handle of it."""
         layout = self._acting.look().layout
         if self._handed_over is None or self._handed_over.layout.key != layout.key:
-            self._handed_over = Slots.create_shared(layout)
+            self._handed_over = Slots.create_shared(layout, copies=1)
         self._write(self._handed_over)
         return self._handed_over
 

@@ -78,7 +78,7 @@ class WeightImport:
         self._slots: Slots | None = None
         self._adopted: tuple[Slots, int] | None = None  # whose memory is acted with, and the stamp of what lies there
         self._made: Slots | None = None  # the buffer that this policy made for its node
-        self._handed_over: Slots | None = None  # what the policy beside this one writes into
+        self._mapped: Slots | None = None  # what a sender of this node writes into, to be copied out
         self._updater: Updater | None = None
 
     def forget(self) -> None:
@@ -110,10 +110,15 @@ class WeightImport:
             self._updater = Updater(self._follow)
             threading.Thread(target=self._updater.run, name="weight updater", daemon=True).start()
 
-    def make_buffer(self, parts: int) -> Slots:
+    def make_buffer(self, parts: int, copies: int) -> Slots:
         """Make a buffer that the policies of this node can map."""
-        self._made = Slots.create_shared(self._policy.weight_layout(), parts)
+        self._made = Slots.create_shared(self._policy.weight_layout(), parts, copies)
         return self._made
+
+    def map(self, buffer: Slots) -> None:
+        """Take a buffer of this node to copy out of whenever a sender has written into it."""
+        check_key(self._policy.weight_layout(), buffer.layout.key, self._policy._who)
+        self._mapped = buffer
 
     def unlink_buffer(self) -> None:
         """Remove the name of the buffer that was made, since all have mapped it."""
@@ -159,15 +164,22 @@ class WeightImport:
                 self._slots.write_bytes(payload.version, as_bytes(payload.flat))
         return payload.version
 
-    def receive_memory(self, payload: Slots) -> int:
-        """Copy the weights out of memory that a policy beside this one gave; they are in force at once."""
-        check_key(self._policy.weight_layout(), payload.layout.key, self._policy._who)
-        self._handed_over = payload
-        try:
-            sent = payload.newest()
-            return self._put_in_force(payload.layout, sent.flat, lambda: sent.tensors, sent.version)
-        finally:
-            payload.unlink()
+    def receive_memory(self, memory: Slots | None, part: int | None) -> int:
+        """Copy weights out of memory that a sender of this node writes into; see ``BasePolicy.recv_weights_ipc``."""
+        if memory is None:
+            memory = self._mapped
+        if memory is None:
+            raise ProtocolError("there is no memory to receive from: call map_weight_buffer first")
+        self._mapped, slots = memory, self._slots
+        if slots is not None:
+            with self._timer.measure("receive"):
+                check_key(slots.layout, memory.layout.key, self._policy._who)
+                return slots.copy_from(memory, part)
+        check_key(self._policy.weight_layout(), memory.layout.key, self._policy._who)
+        sent = memory.newest()
+        return self._put_in_force(
+            memory.layout, sent.flat, lambda: sent.tensors, sent.version, lambda: memory.check_unchanged(sent)
+        )
 
     def _receive_broadcast(self) -> int:
         policy, group = self._policy, self._policy.group(ParallelMode.WEIGHT_TRANSFER)
@@ -211,13 +223,22 @@ class WeightImport:
         """
         return self._put_in_force(bundle.layout, as_bytes(bundle.flat), bundle.views, bundle.version)
 
-    def _put_in_force(self, layout: Layout, flat: torch.Tensor, views: Callable[[], NamedTensors], version: int) -> int:
+    def _put_in_force(
+        self,
+        layout: Layout,
+        flat: torch.Tensor,
+        views: Callable[[], NamedTensors],
+        version: int,
+        check_source: Callable[[], None] | None = None,
+    ) -> int:
         with self._outcome:
             self._check_newer(version)
             # A failure is noted before the gate opens: nobody shall act with what was loaded half.
             with self._timer.measure("import"), self._gate.update(), self._outcome:
                 if not self._load_at_once(layout, flat):
                     self._load(views(), version)
+                if check_source is not None:
+                    check_source()
                 self._policy.version = version
         return version
 

@@ -1,4 +1,4 @@
-"""Two complete copies of all that acts: one in use, and one to write the next version into."""
+"""Complete copies of all that acts: one in use, and one to write the next version into."""
 
 from __future__ import annotations
 
@@ -45,6 +45,7 @@ class Slots:
 
     The version completed last is in *front*; the other slot, the *back*, is the writer's. A version may be written in
     parts, by several writers; it is complete when all parts have it. A write that fails leaves the front as it is.
+    Where there is one slot, for readers that just copy it, it is the back while it is written, and nothing is in front.
 
     The memory is this process's own, or a file that several processes of one node map; then a copy sent to another
     process (pickled) is the same memory. Who writes must know that nobody acts with the back any more.
@@ -52,6 +53,7 @@ class Slots:
     Args:
         layout: Of what is kept.
         parts: Parts that a version is written in.
+        copies: Slots, 1 or 2.
         device: Torch device of memory of one's own.
         memory: Bytes of a mapped file, as ``create_shared`` lays them out; None means memory of one's own.
 
@@ -61,16 +63,23 @@ class Slots:
     """
 
     def __init__(
-        self, layout: Layout, parts: int = 1, *, device: str = "cpu", memory: torch.Tensor | None = None
+        self,
+        layout: Layout,
+        parts: int = 1,
+        copies: int = 2,
+        *,
+        device: str = "cpu",
+        memory: torch.Tensor | None = None,
     ) -> None:
-        self.layout, self.num_parts = layout, parts
+        self.layout, self.num_parts, self._copies = layout, parts, copies
         self._path: str | None = None
         if memory is None:
-            header = np.zeros((2, 2, parts), np.int64)
-            flats = [torch.zeros(layout.num_bytes, dtype=torch.uint8, device=device) for _ in range(2)]
+            header = np.zeros((copies, 2, parts), np.int64)
+            flats = [torch.zeros(layout.num_bytes, dtype=torch.uint8, device=device) for _ in range(copies)]
         else:
-            header = memory[: 32 * parts].view(torch.int64).view(2, 2, parts).numpy()
-            starts = [_pages(32 * parts), _pages(32 * parts) + _pages(layout.num_bytes)]
+            head = 16 * copies * parts
+            header = memory[:head].view(torch.int64).view(copies, 2, parts).numpy()
+            starts = [_pages(head) + slot * _pages(layout.num_bytes) for slot in range(copies)]
             flats = [memory[start : start + layout.num_bytes] for start in starts]
         self._header: np.ndarray[Any, np.dtype[np.int64]] = (
             header  # of each slot the stamps and the versions of its parts
@@ -79,17 +88,17 @@ class Slots:
         self._flats, self._views = flats, [layout.views(flat) for flat in flats]
 
     @classmethod
-    def create_shared(cls, layout: Layout, parts: int = 1) -> Slots:
+    def create_shared(cls, layout: Layout, parts: int = 1, copies: int = 2) -> Slots:
         """Make slots that other processes of this node can map.
 
         The file lies in memory where there is room, else in the folder for temporary files. Call ``unlink`` as soon as
         all have mapped it; then nothing is left behind, however they end.
         """
-        size = _pages(32 * parts) + 2 * _pages(layout.num_bytes)
+        size = _pages(16 * copies * parts) + copies * _pages(layout.num_bytes)
         in_memory = _SHARED_MEMORY.is_dir() and shutil.disk_usage(_SHARED_MEMORY).free > size
         folder = _SHARED_MEMORY if in_memory else Path(tempfile.gettempdir())
         path = folder / f"rlightning-weights-{uuid.uuid4().hex}"
-        description = json.dumps({"parts": parts, "layout": layout.to_json()})
+        description = json.dumps({"parts": parts, "copies": copies, "layout": layout.to_json()})
         with path.open("xb") as file:
             path.chmod(0o600)
             file.truncate(size)
@@ -158,6 +167,31 @@ class Slots:
                 raise WeightSyncError(f"{flat.numel()} bytes of version {version} came for a place of {place.numel()}")
             place.copy_(flat)
 
+    def copy_from(self, source: Slots, part: int | None = None) -> int:
+        """Write the newest version of other slots of this layout, or one part of it; gives their version.
+
+        Args:
+            source: The other slots, of which nothing but that version is read.
+            part: Which part is written; None means all.
+
+        Raises:
+            WeightSyncError: As ``check_unchanged``; nothing is complete then.
+        """
+        newest = source.newest()
+        with self.filling(newest.version, part) as place:
+            place.copy_(newest.flat[slice(*self._range(part))])
+            source.check_unchanged(newest)
+        return newest.version
+
+    def check_unchanged(self, newest: Newest) -> None:
+        """Make sure that nobody has begun to write another version over one that was read meanwhile.
+
+        Raises:
+            WeightSyncError: If somebody has: what was read may be a mixture.
+        """
+        if [newest.stamp, newest.version] not in self._header[:, :, 0].tolist():
+            raise WeightSyncError(f"version {newest.version} was written over while it was copied")
+
     @contextmanager
     def filling(self, version: int, part: int | None = None) -> Iterator[torch.Tensor]:
         """Write a version as bytes: yields their place, [num_bytes] uint8; it is complete when the block ends well.
@@ -166,15 +200,17 @@ class Slots:
             version: Their version.
             part: Which part they are; None means all.
         """
-        start, stop = (0, self.layout.num_bytes) if part is None else self.layout.parts(self.num_parts)[part]
         with self._stamping(version, slice(None) if part is None else slice(part, part + 1)) as back:
-            yield self._flats[back][start:stop]
+            yield self._flats[back][slice(*self._range(part))]
+
+    def _range(self, part: int | None) -> tuple[int, int]:
+        return (0, self.layout.num_bytes) if part is None else self.layout.parts(self.num_parts)[part]
 
     @contextmanager
     def _stamping(self, version: int, parts: slice = slice(None)) -> Iterator[int]:
         """Complete some parts of a version if the block, which writes into the slot that is yielded, ends well."""
         front, stamp, _ = self._front()
-        back = 1 - front
+        back = (front + 1) % self._copies
         self._header[back, 0, parts] = 0
         yield back
         self._header[back, 1, parts] = version
@@ -202,7 +238,8 @@ def _attach(path: str) -> Slots:
         except OSError as error:
             raise WeightSyncError(f"the weight buffer {path} cannot be mapped (any more): {error}") from error
         memory = torch.from_file(path, shared=True, size=size, dtype=torch.uint8)
-        slots = _MAPPED[path] = Slots(Layout.from_json(description["layout"]), description["parts"], memory=memory)
+        layout = Layout.from_json(description["layout"])
+        slots = _MAPPED[path] = Slots(layout, description["parts"], description["copies"], memory=memory)
         slots._path = path
     return slots
 

@@ -80,17 +80,23 @@ def build_transfer_info_for_disaggregated(
     return router_map, transfer_info
 
 
-def transport(strategy: str, *, same_process: bool, intra_node: bool) -> str:
+def transport(strategy: str, *, same_process: bool, intra_node: bool, node_memory: bool = False) -> str:
     """Name the way that weights take from a sender to a node.
 
-    >>> transport("Shared", same_process=False, intra_node=True)
+    Args:
+        strategy: One of ``STRATEGIES``.
+        same_process: Whether sender and receivers are one process.
+        intra_node: Whether they are on one node.
+        node_memory: Whether the processes of a node hand weights on by memory that they share.
+
+    >>> transport("Double", same_process=False, intra_node=True, node_memory=True)
     'shared memory'
     """
-    if strategy in ("Shared", "Sharded") and not same_process:
-        if strategy == "Shared" and intra_node:
-            return "shared memory"
-        return "Ray's object store, then shared memory"
-    return "in memory" if same_process else "Ray's object store"
+    if same_process:
+        return "in memory"
+    if intra_node and (node_memory or strategy == "Shared"):
+        return "shared memory"
+    return "Ray's object store" + (", then shared memory" if strategy in ("Shared", "Sharded") else "")
 
 
 def _receivers(policies: list[Any], strategy: str, intra_node: bool) -> list[Any]:

@@ -40,6 +40,7 @@ def weight_routes(
     num_bytes: int,
     *,
     broadcast: bool = False,
+    node_memory: bool = False,
     local: str = "",
 ) -> list[WeightRoute]:
     """List the ways of one push.
@@ -52,6 +53,7 @@ def weight_routes(
         strategy: ``policy.weight_buffer.buffer_strategy``.
         num_bytes: Bytes of a bundle.
         broadcast: Whether weights travel by a communication group instead of the object store.
+        node_memory: Whether the processes of a node hand weights on by memory that they share.
         local: Name of the node that is this process, without processes of its own.
     """
     router_map, info = build_transfer_info_for_disaggregated(placement, strategy)
@@ -61,7 +63,7 @@ def weight_routes(
             receivers = tuple(placement[target]["eval_policies"])
             same_process = node == target == local
             copies = len(item["receiver"]) if broadcast else 1
-            how = transport(strategy, same_process=same_process, intra_node=item["intra_node"])
+            how = transport(strategy, same_process=same_process, intra_node=item["intra_node"], node_memory=node_memory)
             if broadcast and item["receiver"] and not same_process:
                 how = BROADCAST
             per_node = strategy in ("Shared", "Sharded")

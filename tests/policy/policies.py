@@ -235,6 +235,13 @@ class OwnLoading(NumberedOfEveryKind):
         self.receives = False
 
 
+class Forgetful(NumberedOfEveryKind):
+    """May lose its hold on the memory of its node."""
+
+    def forget_memory(self):
+        self._weight_import._mapped = None
+
+
 class Peer(LinearPolicy):
     """Tells of its groups, and learns the mean of the numbers that it is given: its gradient is w minus their mean.
 

@@ -13,6 +13,7 @@ from rlightning.policy.base_policy import PolicyRole
 from rlightning.policy.policy_group import PolicyGroup
 from tests.policy.policies import Bare, EveryKind, Numbered, OwnLoading, batch
 from tests.policy.pushes import STRATEGIES, TRAIN, config_for, push
+from tests.weights.hasty import Hasty
 
 
 def local_pair(strategy, cls=Numbered):
@@ -214,6 +215,23 @@ def test_an_eval_policy_whose_network_became_another_does_not_act_with_weights_o
     with pytest.raises(WeightSyncError, match="laid out for another network"):
         actor._rollout(batch([1]).items[0])
     assert actor.tensors.t7.tolist() == [[0.0, 0.0], [0.0, 0.0]]
+
+
+@pytest.mark.parametrize("strategy", ["None", "Double"])
+def test_weights_that_were_written_over_while_they_were_copied_are_acted_with_by_nobody(strategy):
+    learner, actor, group = local_pair(strategy)
+    memory = Hasty(learner.weight_layout(), copies=1)
+    learner._train()
+    memory.write(learner.version, learner.get_trainable_parameters())
+    with pytest.raises(WeightSyncError, match="version 1 was written over while it was copied"):
+        actor.recv_weights_ipc(memory, None)
+    if strategy == "None":
+        with pytest.raises(WeightSyncError, match="the last weight update failed: version 1 was written over"):
+            actor._rollout(batch([1]).items[0])
+    else:
+        assert actor._rollout(batch([1]).items[0]).version == 0  # they wait in the buffer, and are not complete there
+    push(group)
+    assert group.compare_weights() == []
 
 
 def test_tied_weights_stay_tied():

@@ -1,5 +1,7 @@
 """Every way of moving weights gives every eval policy the learner's, whole, announced, and verified."""
 
+from pathlib import Path
+
 import pytest
 
 from rlightning.config import PolicyConfig
@@ -9,7 +11,7 @@ from rlightning.policy.policy_group import PolicyGroup
 from rlightning.runtime import as_handle, gather
 from rlightning.runtime.spawn import WorkerPool, WorkerSpec
 from rlightning.weights.slots import _MAPPED
-from tests.policy.policies import NumberedOfEveryKind, OwnLoading, batch
+from tests.policy.policies import Forgetful, NumberedOfEveryKind, OwnLoading, batch
 from tests.policy.pushes import STRATEGIES, TRAIN, config_for, push
 
 REMOTE = {"local": [False] * 4, "ray": [True] * 4, "mixed": [False, True, False, True]}
@@ -60,6 +62,11 @@ def places(request, policies):
     return maker(request, policies)
 
 
+@pytest.fixture(params=[pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow])])
+def remote(request, policies):
+    return maker(request, policies)
+
+
 @pytest.fixture(params=[pytest.param("mixed", marks=[pytest.mark.ray, pytest.mark.slow])])
 def mixed(request, policies):
     return maker(request, policies)
@@ -67,6 +74,10 @@ def mixed(request, policies):
 
 def ask(worker, method, *args):
     return as_handle(worker).call(method, *args).result(60)
+
+
+def mapped_file(policy):
+    return Path(policy._weight_export._mapped._path)
 
 
 def train(group):
@@ -147,6 +158,43 @@ def test_a_push_that_fails_at_one_receiver_changes_nothing_at_the_others_and_nei
     group.notify_update_weights()
     group.wait_for_eval_weight_update()
     assert seen(group) == [([2], 2)] * 3
+
+
+@pytest.mark.parametrize("strategy", ["Double", "Sharded"])
+def test_a_push_by_memory_of_the_node_that_fails_at_one_receiver_changes_nothing_at_the_others(remote, strategy):
+    group = remote(Forgetful, strategy)
+    push(group)
+    train(group)
+    ask(group.eval_list[2], Forgetful.forget_memory)
+    with pytest.raises(WorkerError, match=r"eval\[2\]\.recv_weights_ipc .*: there is no memory to receive from"):
+        group.sync_weights()
+    assert seen(group) == [([0], 0)] * 3
+    train(group)
+    push(group)
+    assert seen(group) == [([2], 2)] * 3
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_object_store_brings_the_same_as_the_memory_of_the_node(remote, strategy):
+    for transport in ("object_store", "auto"):
+        group = remote(NumberedOfEveryKind, strategy, transport=transport)
+        for version in range(2):
+            assert push(group) == version
+            assert seen(group) == [([version], version)] * 3
+            train(group)
+        by_memory = [delivery.by_memory for delivery in group._weights.deliveries()]
+        assert by_memory == [transport == "auto" and strategy != "Shared"]  # there the learner writes itself
+    mapped = as_handle(group.train_list[0]).run(mapped_file).result(60)
+    assert not mapped.exists()  # nothing of it is left behind, however the processes end
+
+
+def test_memory_of_the_node_is_for_processes_whose_authors_send_and_receive_as_policies_do(remote, mixed):
+    def ways(make, cls):
+        return [delivery.by_memory for delivery in make(cls, "Double")._weights.deliveries()]
+
+    assert ways(remote, NumberedOfEveryKind) == [True]
+    assert ways(remote, OwnLoading) == [False]
+    assert ways(mixed, NumberedOfEveryKind) == [False, False]
 
 
 @pytest.mark.parametrize("strategy", ["Double", "Shared", "Sharded"])

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from rlightning.errors import ProtocolError, WeightSyncError
 from rlightning.weights import Layout, Slots
 from rlightning.weights.layout import copy_all
+from tests.weights.hasty import Hasty
 
 
 def network(value):
@@ -61,6 +62,40 @@ def test_a_version_that_is_written_twice_goes_into_the_other_slot():
         assert slots.newest().tensors["net"]["w"].data_ptr() != before
         assert read(slots) == (value, value, value)
     assert slots.stamp == 5
+
+
+def test_one_slot_has_no_front_while_it_is_written():
+    slots = Slots(LAYOUT, copies=1)
+    for value in (3, 4):
+        write(slots, value)
+        assert read(slots) == (value, value, value)
+    with slots.filling(5) as place:
+        with pytest.raises(ProtocolError, match="no complete weights"):
+            slots.newest()
+        place.copy_(flat(5))
+    assert read(slots) == (5, 5, 5)
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_slots_copy_the_newest_version_of_others_in_as_many_parts_as_they_have(parts):
+    source, slots = Slots(LAYOUT, copies=1), Slots(LAYOUT, parts)
+    for value in (1, 2):
+        write(source, value)
+        for part in range(parts):
+            assert slots.version == (-1 if value == 1 else 1)
+            assert slots.copy_from(source, part if parts > 1 else None) == value
+        assert read(slots) == (value, value, value)
+
+
+def test_what_was_written_over_while_it_was_copied_is_not_complete():
+    source, slots = Slots(LAYOUT, copies=1), Slots(LAYOUT)
+    write(source, 1)
+    slots.copy_from(source)
+    hasty = Hasty(LAYOUT, copies=1)
+    write(hasty, 2)
+    with pytest.raises(WeightSyncError, match="version 2 was written over while it was copied"):
+        slots.copy_from(hasty)
+    assert read(slots) == (1, 1, 1)
 
 
 def flat(value):

@@ -42,6 +42,14 @@ def test_policies_of_this_process_hand_on_a_reference():
     assert route.how == "Ray's object store"
 
 
+@pytest.mark.parametrize("strategy", ["None", "Double", "Shared", "Sharded"])
+def test_processes_of_one_node_hand_on_by_memory_and_others_do_not(strategy):
+    routes = weight_routes(PLACEMENT, strategy, 100, node_memory=True)
+    ways = {(route.node, route.target): route.how for route in routes}
+    assert ways.pop(("d", "d")) == "shared memory"
+    assert all(way.startswith("Ray's object store") for way in ways.values())
+
+
 def test_colocated_pairs_use_no_link():
     (route,) = paired_routes([("t0", "a", "e0", "a")], 100)
     assert (route.link_bytes, route.node_bytes, route.how) == (0, 100, "handle of shared memory")
