@@ -83,8 +83,9 @@ class WeightBufferConfig(Section):
     an exchange of pointers. "Shared": one such pair of copies per node, which all eval policies there act with.
     "Sharded": likewise, and each eval policy of the node receives a part."""
     transport: Literal["auto", "object_store", "collective"] = "auto"
-    """How weights travel between processes that share no memory: by Ray's object store, or by a broadcast in a
-    communication group (nccl or gloo). "auto" broadcasts where both roles have GPUs."""
+    """How weights travel between processes: by Ray's object store, or by a broadcast in a communication group (nccl or
+    gloo). "auto" broadcasts where both roles have GPUs; else it takes memory that the processes of a node share, and
+    the object store between nodes."""
     verify_interval: int = Field(0, ge=0)
     """Every so many pushes, compare what every eval policy acts with with the learner's, bit for bit; 0 means never."""
     on_mismatch: Literal["error", "log"] = "error"
