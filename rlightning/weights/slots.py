@@ -10,8 +10,9 @@ import uuid
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +25,8 @@ _SHARED_MEMORY = Path("/dev/shm")
 _MAPPED: weakref.WeakValueDictionary[str, Slots] = weakref.WeakValueDictionary()
 
 
-class Newest(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Newest:
     """The version that was completed last.
 
     Attributes:
