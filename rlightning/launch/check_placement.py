@@ -44,12 +44,14 @@ class Memory:
         eval: Of one eval policy, the copies that wait for their turn among them.
         shard: Of all shards together.
         shared: Of each node with eval policies: copies in shared memory.
+        handed_on: Of each node with policies of both roles: the copy by which they hand weights on.
     """
 
     train: int
     eval: int
     shard: int
     shared: int
+    handed_on: int
 
 
 def read_cluster(path: Path) -> tuple[Cluster, ClusterDescription]:
@@ -120,14 +122,15 @@ def memory_of(config: Config, weights: int, parameters: int, transition: int) ->
     optim, waiting = config.policy.optim_cfg, config.policy.weight_buffer
     states = 2 if optim.name in ("adam", "adamw") else 1 if optim.momentum else 0
     double = waiting.buffer_strategy == "Double" and waiting.type == "WeightBuffer"
-    handed_on = uses_node_memory(config.policy) and config.cluster.remote_train and config.cluster.remote_eval
-    copies = {"Shared": 2, "Sharded": 2 + handed_on}.get(waiting.buffer_strategy, int(handed_on))
+    are_processes = config.cluster.remote_train and config.cluster.remote_eval
+    is_copied = uses_node_memory(config.policy) and waiting.buffer_strategy != "Shared"
     steps = config.buffer.capacity or config.train.max_rollout_steps
     return Memory(
         train=weights + (1 + states) * 4 * parameters,
         eval=weights * (3 if double else 1),
         shard=steps * config.num_envs * transition,
-        shared=copies * weights,
+        shared=2 * weights if waiting.buffer_strategy in ("Shared", "Sharded") else 0,
+        handed_on=weights if are_processes and is_copied else 0,
     )
 
 
@@ -146,7 +149,8 @@ def device_memory(slots: Sequence[Slot], device: int, memory: Memory) -> float:
 
 def host_memory(slots: Sequence[Slot], num_shards: int, memory: Memory) -> float:
     """Estimate the GB of host memory that data and weights take on a node; processes come on top."""
-    total = sum(memory.shared for _ in range(any(slot.role == "eval" for slot in slots)))
+    roles = {slot.role for slot in slots}
+    total = memory.shared * ("eval" in roles) + memory.handed_on * ({"train", "eval"} <= roles)
     for slot in slots:
         if slot.role == "buffer":
             total += memory.shard // max(1, num_shards)

@@ -215,7 +215,7 @@ def test_memory_of_a_device_is_that_of_its_policies_and_their_processes():
     # 1 GB of weights, all of them trainable: weights, gradients and two states of Adam are 4 GB; "Double" is 3 copies.
     double = {"policy": {"weight_buffer": {"buffer_strategy": "Double"}}}
     memory = memory_of(config(**double), weights=10**9, parameters=25 * 10**7, transition=100)
-    assert (memory.train, memory.eval, memory.shared) == (4 * 10**9, 3 * 10**9, 0)
+    assert (memory.train, memory.eval, memory.shared, memory.handed_on) == (4 * 10**9, 3 * 10**9, 0, 10**9)
     slots = [
         Slot("train[0]", "train", 0, "n0", (0,), 0.5, process="train[0]"),
         Slot("eval[0]", "eval", 1, "n0", (0,), 0.5, process="eval[0]"),
@@ -225,8 +225,9 @@ def test_memory_of_a_device_is_that_of_its_policies_and_their_processes():
     ]
     assert device_memory(slots, 0, memory) == 7 + 2 * CONTEXT_GB
     assert device_memory(slots, 1, memory) == 0
-    # 128 steps of 4 sub-envs of 100 bytes in one shard, and one eval policy on the CPU.
-    assert host_memory(slots, 1, memory) == (3 * 10**9 + 128 * 4 * 100) / 1e9
+    # 128 steps of 4 sub-envs of 100 bytes in one shard, one eval policy on the CPU, and what the learner hands on.
+    assert host_memory(slots, 1, memory) == (3 * 10**9 + 128 * 4 * 100 + 10**9) / 1e9
+    assert host_memory(slots[3:], 1, memory) == (3 * 10**9 + 128 * 4 * 100) / 1e9
     shared = {"policy": {"weight_buffer": {"buffer_strategy": "Shared"}}}
     assert memory_of(config(**shared), 10**9, 1, 1).shared == 2 * 10**9
 
