@@ -175,7 +175,6 @@ class WeightImport:
             with self._timer.measure("receive"):
                 check_key(slots.layout, memory.layout.key, self._policy._who)
                 return slots.copy_from(memory, part)
-        check_key(self._policy.weight_layout(), memory.layout.key, self._policy._who)
         sent = memory.newest()
         return self._put_in_force(
             memory.layout, sent.flat, lambda: sent.tensors, sent.version, lambda: memory.check_unchanged(sent)
