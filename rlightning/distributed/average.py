@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd import Variable
 
 from rlightning.distributed.groups import Group
@@ -21,23 +21,35 @@ class GradientAverage:
     same number of backward passes; one that has no data in a step calls ``join`` instead.
 
     A parameter without a gradient counts as zero, and stays without one if no rank has any. Gradients of less than 32
-    bits are averaged in float32.
+    bits are averaged in float32; sparse ones become dense.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], group: Group) -> None:
+    def __init__(self, parameters: Callable[[], Iterable[Tensor]], group: Group) -> None:
         """Watch parameters.
 
         Args:
-            parameters: The same ones in the same order on all ranks; those that need no gradient are left out.
+            parameters: Lists them: the same ones in the same order on all ranks. It is asked for each average, since an
+                author may add and replace some; those that need no gradient take part from when they need one.
             group: Who averages.
         """
-        self._group = group
-        # A parameter may be listed under two names.
-        self._parameters = list({id(p): p for p in parameters if p.requires_grad}.values())
+        self._list, self._group = parameters, group
         self._samples = 1.0
         self._backward = -1  # id of the backward pass that is averaged at its end
-        self._buckets = [_Bucket(group, held) for held in _by_dtype(self._parameters)]
-        self._hooks: list[Any] = [_on_gradient(p, self._expect) for p in self._parameters]
+        self._watched: dict[int, Tensor] = {}
+        self._hooks: dict[int, Any] = {}
+        self._averaged: list[Tensor] = []
+        self._buckets: list[_Bucket] = []
+        self.watch()
+
+    def watch(self) -> None:
+        """Watch the parameters that there are now; without it, new ones are seen when an old one gets a gradient."""
+        # A parameter may be listed under two names, and those of whole numbers never need a gradient.
+        now = {id(p): p for p in self._list() if p.is_floating_point() or p.is_complex()}
+        for key in self._hooks.keys() - now.keys():
+            self._hooks.pop(key).remove()
+        for key in now.keys() - self._hooks.keys():
+            self._hooks[key] = _on_gradient(now[key], self._expect)
+        self._watched = now
 
     @contextmanager
     def weigh(self, samples: float) -> Iterator[None]:
@@ -58,9 +70,9 @@ class GradientAverage:
 
     def close(self) -> None:
         """Watch no longer."""
-        for hook in self._hooks:
+        for hook in self._hooks.values():
             hook.remove()
-        self._hooks = []
+        self._hooks.clear()
 
     def _expect(self, _parameter: Tensor) -> None:
         """Average at the end of this backward pass; called for each parameter that gets a gradient."""
@@ -71,6 +83,12 @@ class GradientAverage:
 
     @torch.no_grad()
     def _average(self) -> None:
+        self.watch()
+        # One that is frozen for a while goes on taking part: what is averaged would change with each backward pass.
+        before = set(map(id, self._averaged))
+        wanted = [p for key, p in self._watched.items() if p.requires_grad or key in before]
+        if list(map(id, wanted)) != list(map(id, self._averaged)):
+            self._averaged, self._buckets = wanted, [_Bucket(self._group, held) for held in _by_dtype(wanted)]
         for bucket in self._buckets:
             bucket.average(self._samples)
 
@@ -78,16 +96,22 @@ class GradientAverage:
 class _Bucket:
     """The gradients of one dtype as one row of numbers: samples, which parameters have a gradient, the gradients."""
 
-    def __init__(self, group: Group, parameters: list[nn.Parameter]) -> None:
+    def __init__(self, group: Group, parameters: list[Tensor]) -> None:
         self._group, self._parameters = group, parameters
         first, count = parameters[0], len(parameters)
-        dtype = first.dtype if first.dtype == torch.float64 else torch.float32
-        sizes = [p.numel() for p in parameters]
+        dtype = torch.float64 if first.dtype in (torch.float64, torch.complex128) else torch.float32
+        # A complex number is two real ones.
+        sizes = [p.numel() * (1 + p.is_complex()) for p in parameters]
         self._row = torch.zeros(1 + count + sum(sizes), dtype=dtype, device=first.device)
         self._samples, self._has, self._gradients = torch.split(self._row, [1, count, sum(sizes)])
-        self._views = [view.view_as(p) for view, p in zip(torch.split(self._gradients, sizes), parameters, strict=True)]
+        self._views = [
+            _shaped(view, p) for view, p in zip(torch.split(self._gradients, sizes), parameters, strict=True)
+        ]
 
     def average(self, samples: float) -> None:
+        for parameter in self._parameters:
+            if parameter.grad is not None and parameter.grad.layout != torch.strided:
+                parameter.grad = parameter.grad.to_dense()
         gradients: list[Any] = [p.grad for p in self._parameters]
         held = [place for place, gradient in enumerate(gradients) if gradient is not None]
         complete = len(held) == len(gradients)
@@ -109,12 +133,23 @@ class _Bucket:
             torch._foreach_copy_([gradients[place] for place in wanted], [self._views[place] for place in wanted])
 
 
+def _shaped(numbers: Tensor, parameter: Tensor) -> Tensor:
+    """View a run of real numbers as a tensor of a parameter's shape, complex where that is."""
+    if parameter.is_complex():
+        return torch.view_as_complex(numbers.view(*parameter.shape, 2))
+    return numbers.view_as(parameter)
+
+
 def _on_gradient(parameter: Any, call: Callable[[Tensor], None]) -> Any:
-    return parameter.register_post_accumulate_grad_hook(call)
+    """Hook a parameter; torch takes hooks only where a gradient is needed, and keeps them where it no longer is."""
+    needs_gradient = parameter.requires_grad
+    hook = parameter.requires_grad_().register_post_accumulate_grad_hook(call)
+    parameter.requires_grad_(needs_gradient)
+    return hook
 
 
-def _by_dtype(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
-    held: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
+def _by_dtype(parameters: list[Tensor]) -> list[list[Tensor]]:
+    held: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for parameter in parameters:
         held.setdefault((parameter.dtype, parameter.device), []).append(parameter)
     return list(held.values())

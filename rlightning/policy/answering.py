@@ -102,7 +102,7 @@ class Answering:
 
 
 def _require_weights(policy: BasePolicy) -> None:
-    if policy.version < 0:
+    if policy.version < 0 or not policy.is_init:
         policy._require_init("rollout")
         raise ProtocolError("no weights have come yet: call PolicyGroup.sync_weights before the first rollout")
     if policy._weight_import.failure is not None:

@@ -140,7 +140,8 @@ class BasePolicy(nn.Module, ABC):
         self._memory = memory_of(self.device)
         self._module_tensors, self._what_acts = ModuleTensors(), Acting(self)
         self._weight_export = WeightExport(self, self._what_acts, self._timer)
-        self._finds_models = True
+        self._built: set[str] = set()  # attributes that are modules, where the author has not listed what acts
+        self._followed: set[str] = set()  # of the models, those that are attributes by their names
         self._lists_plainly = _is_inherited(type(self), "get_trainable_parameters")
         is_plain = self._lists_plainly and _is_inherited(type(self), "load_state_dict")
         self._weight_import = WeightImport(self, self._what_acts, self._gate, self._timer, loads_plainly=is_plain)
@@ -236,9 +237,12 @@ class BasePolicy(nn.Module, ABC):
 
         Raises:
             WeightSyncError: If names, shapes or dtypes differ; nothing is changed then.
+            ProtocolError: If ``get_trainable_parameters`` gives copies, which nobody acts with.
         """
         version = kwargs.get("version", self.version)
         own, given = flatten_names(self.get_trainable_parameters()), flatten_names(state_dict)
+        if not self._lists_plainly:
+            self._require_live(own)
         self._weight_import.copy_in(own, given, self._who, version)
 
     def extra_training_state(self) -> dict[str, Any]:
@@ -302,7 +306,7 @@ class BasePolicy(nn.Module, ABC):
             self.world_size = self.peers.size
             self._build(training=True)
             self._data_parallel.start(self)
-        self.setup_optimizer(self.config.optim_cfg)
+            self.setup_optimizer(self.config.optim_cfg)
         self.epoch = self.version = 0
         self.is_init = True
 
@@ -311,8 +315,8 @@ class BasePolicy(nn.Module, ABC):
         if self.role_type is not PolicyRole.EVAL:
             raise ProtocolError(f"init_eval is for policies of role 'eval'; this one is {self.role_type.value!r}")
         self.env_meta = env_meta
-        self._build(training=False)
         self.version = -1
+        self._build(training=False)
         self._weight_import.forgive()
         if self.rollout_mode == "async":
             self._answering.start_coroutines(f"{type(self).__name__} rollouts")
@@ -633,6 +637,7 @@ class BasePolicy(nn.Module, ABC):
             torch.set_num_threads(wanted)
         try:
             with self._data_parallel.leaving_on_failure(), self._steady, self._timer.measure(phase):
+                self._data_parallel.look_anew(self)
                 yield
         finally:
             if torch.get_num_threads() != before:
@@ -732,10 +737,22 @@ class BasePolicy(nn.Module, ABC):
         return f"{type(self).__name__} ({self.role_type.value})"
 
     def _models(self) -> list[tuple[str, nn.Module]]:
-        """Give ``model_list``; where an author has put another module in the place of one that was found, that one."""
-        if self._finds_models:
-            now = [(name, self._modules.get(name), module) for name, module in self.model_list]
-            self.model_list = [(name, module if other is None else other) for name, other, module in now]
+        """Give ``model_list``; where an author has put another module in the place of an attribute, that one.
+
+        Raises:
+            ProtocolError: If an eval policy has built something since that no weights come for.
+        """
+        if self._built and self.role_type is PolicyRole.EVAL and len(self._modules) > len(self._built):
+            late = [name for name, child in self.named_children() if name not in self._built and child.state_dict()]
+            if late:
+                raise ProtocolError(
+                    f"{self._who} built {', '.join(late)} after init_eval, and no weights come for that: build it in "
+                    f"construct_network, on learners and actors alike"
+                )
+        now = [
+            (name, self._modules.get(name) if name in self._followed else None, own) for name, own in self.model_list
+        ]
+        self.model_list = [(name, own if other is None else other) for name, other, own in now]
         return self.model_list
 
     def _acting(self) -> NamedTensors:
@@ -744,11 +761,23 @@ class BasePolicy(nn.Module, ABC):
             return self._module_tensors.of(self, self._models())
         return with_buffers(self.get_trainable_parameters(), self._models())
 
+    def _require_live(self, listed: Mapping[str, torch.Tensor]) -> None:
+        """Make sure that what an author lists is what acts: copies lie in other memory each time that one asks."""
+        again = flatten_names(self.get_trainable_parameters())
+        copies = [name for name, held in listed.items() if name in again and held.data_ptr() != again[name].data_ptr()]
+        if copies:
+            raise ProtocolError(
+                f"{type(self).__name__}.get_trainable_parameters gives copies of {', '.join(copies[:10])}: give the "
+                f"tensors themselves, as from named_parameters, or write load_state_dict, too"
+            )
+
     def _tensors(self) -> list[torch.Tensor]:
         """List all parameters and buffers, those that are not kept included."""
         return distinct_tensors([self, *(module for _, module in self._models())])
 
     def _build(self, *, training: bool) -> None:
+        # Until all is there again, nobody acts or learns with what is left of it, also after a failure.
+        self.is_init = False
         for name in [name for name, _ in self.named_children()]:
             delattr(self, name)
         self._memory.forget()
@@ -760,9 +789,16 @@ class BasePolicy(nn.Module, ABC):
             if self._generators.seed is not None:
                 torch.manual_seed(self._generators.seed)
             self.construct_network(self.env_meta)
-        self._finds_models = not self.model_list
-        if self._finds_models:
+        self._built = set() if self.model_list else set(self._modules)
+        if not self.model_list:
             self.model_list = [(name, child) for name, child in self.named_children() if child.state_dict()]
+        names = [name for name, _ in self.model_list]
+        if len({*names, "self"}) <= len(names):
+            raise ConfigError(
+                f"{type(self).__name__}: the models are {', '.join(names)}; each wants a name of its own, and 'self' "
+                f"is that of the policy's own parameters"
+            )
+        self._followed = {name for name, module in self.model_list if self._modules.get(name) is module}
         for module in (self, *(module for _, module in self.model_list)):
             module.to(self.device)
         self._set_mode(training=training)

@@ -54,7 +54,7 @@ def join_requests(env_rets: Sequence[EnvRet], device: str) -> EnvRet:
 
 
 def split_response(response: PolicyResponse, counts: Sequence[int], version: int) -> list[PolicyResponse]:
-    """Cut an answer into those of the env workers, as arrays on the host, stamped with the version that acted.
+    """Cut an answer into those of the env workers, as owned arrays on the host, stamped with the version that acted.
 
     Raises:
         ShapeError: If a field has another number of rows than the requests together.
@@ -62,11 +62,13 @@ def split_response(response: PolicyResponse, counts: Sequence[int], version: int
     rows = sum(counts)
 
     def host(leaf: Any) -> Any:
+        # Copied, since the policy may keep what it answers, and write into it at the next request.
         if isinstance(leaf, torch.Tensor):
             # numpy knows no bfloat16; float32 holds each of its values.
             array = (leaf.float() if leaf.dtype is torch.bfloat16 else leaf).numpy(force=True)
+            array = array.copy() if leaf.is_cpu else array
         else:
-            array = np.asarray(leaf)
+            array = np.array(leaf)
         if not array.ndim or len(array) != rows:
             raise ShapeError(_misfit(response, leaf, rows))
         return array

@@ -67,8 +67,18 @@ async def _awaited(function: Callable[..., Any], args: tuple[Any, ...], kwargs: 
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
     with torch.inference_mode():
-        loop.run_forever()
+        while not _is_over(loop):
+            pass
     loop.close()
+
+
+def _is_over(loop: asyncio.AbstractEventLoop) -> bool:
+    """Run a loop until it is stopped; False if a coroutine ended it by ``sys.exit``, of which its caller is told."""
+    try:
+        loop.run_forever()
+    except (SystemExit, KeyboardInterrupt):
+        return False  # the other requests wait for the loop to go on
+    return True
 
 
 def _end(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:

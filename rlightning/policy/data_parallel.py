@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed
@@ -15,6 +15,7 @@ from torch import nn
 from rlightning.distributed import Communicator, GradientAverage, Group, ParallelMode, open_group
 from rlightning.errors import ConfigError, ProtocolError, WeightSyncError
 from rlightning.policy.tensors import all_tensors
+from rlightning.policy.training_state import optimizers
 from rlightning.weights.bundle import digests
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class DataParallel:
     def __init__(self, communicator: Communicator) -> None:
         self._communicator = communicator
         self._average: GradientAverage | None = None
+        self._of_optimizers: list[torch.Tensor] = []
         self._is_wrapped = False  # whether the author's wrap_with_ddp was called for the networks that are there
         self._is_outdated = False  # whether it would have to be called again, for networks that are built anew
 
@@ -129,6 +131,16 @@ class DataParallel:
         except BaseException as error:
             self.peers.close(f"{type(error).__name__}: {error}")
             raise
+
+    def look_anew(self, policy: BasePolicy) -> None:
+        """See what there is to learn now, before a phase of learning: an author may add and replace some at any time.
+
+        What an optimizer was given and no module holds, such as a temperature, is learned as well.
+        """
+        if self._average is not None:
+            groups = [group for optimizer in optimizers(policy) for group in optimizer.param_groups]
+            self._of_optimizers = [parameter for group in groups for parameter in group["params"]]
+            self._average.watch()
 
     def backward(self, loss: torch.Tensor | None, samples: float) -> None:
         """Run a backward pass that weighs as much as it has samples; see ``BasePolicy.average_backward``."""
@@ -196,8 +208,15 @@ class DataParallel:
     def _average_over_peers(self, policy: BasePolicy) -> None:
         self._end_average()
         if self.peers.size > 1:
-            modules = [policy, *(module for _, module in policy.model_list)]
-            self._average = GradientAverage(chain.from_iterable(map(nn.Module.parameters, modules)), self.peers)
+            # Weakly, so that nobody but its user keeps a policy.
+            learner = cast("BasePolicy", weakref.proxy(policy))
+            self._average = GradientAverage(lambda: self._learned(learner), self.peers)
+            self.look_anew(policy)
+
+    def _learned(self, policy: BasePolicy) -> Iterator[torch.Tensor]:
+        for module in (policy, *(module for _, module in policy._models())):
+            yield from module.parameters()
+        yield from self._of_optimizers
 
     def _end_average(self) -> None:
         if self._average is not None:

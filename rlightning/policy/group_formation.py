@@ -19,7 +19,7 @@ class GroupFormation:
     Attributes:
         generation: How often groups were formed; 0 where there are none.
         options: Backend, and whether eval policies are left out, of the last time.
-        is_outdated: Whether somebody who has a rank has left, or somebody without one has come.
+        is_outdated: Whether somebody who has a rank has left, somebody without one has come, or not all have met.
     """
 
     def __init__(self, members: Members) -> None:
@@ -36,7 +36,7 @@ class GroupFormation:
             is_colocated: Leave the eval policies out.
             transfers: Who sends weights to whom; pairs with somebody who is left out are left out.
         """
-        self.options, self.is_outdated = (backend, is_colocated), False
+        self.options = (backend, is_colocated)
         members = self._members
         handles = [*members.learners] if is_colocated else members.everybody()
         if not handles:
@@ -51,6 +51,8 @@ class GroupFormation:
         by_rank = [handles[seat.member.key] for seat in plan.seats]
         address, port = by_rank[0].call(BasePolicy._get_addr_and_port).result(members.timeout_s)
         self.generation += 1
+        # Some leave their old groups even if others fail to come: nobody is to go on alone then.
+        self.is_outdated = True
         # Whoever waits in vain shall say so before the call itself is given up.
         patience = {} if members.timeout_s is None else {"timeout_s": 0.9 * members.timeout_s}
         options = {"generation": self.generation, **patience}
@@ -81,6 +83,7 @@ class GroupFormation:
             ],
             members.timeout_s,
         )
+        self.is_outdated = False
 
     def dismiss(self, handle: WorkerHandle) -> None:
         """Have one who has left the group leave its groups too; nobody waits for it, since its process may be gone."""

@@ -137,6 +137,7 @@ class PolicyGroup:
 
         Raises:
             ProtocolError: If too few are there, or the train policies were not initialised.
+            WorkerError: If one cannot take the role; those who were to are in the group no more, the others go on.
         """
         self._convert(PolicyRole.EVAL, num, keep=1)
 
@@ -148,6 +149,7 @@ class PolicyGroup:
 
         Raises:
             ProtocolError: If too few are there, or the train policies were not initialised.
+            WorkerError: If one cannot take the role; those who were to are in the group no more, the others go on.
         """
         self._convert(PolicyRole.TRAIN, num, keep=0)
 
@@ -168,24 +170,38 @@ class PolicyGroup:
             raise ProtocolError(f"colocated policies are pairs: {learners} train policies would be too few")
         self._weights.settle()
         state = self.get_training_state()
-        moved = leaving[-num:]
-        members.call(moved, BasePolicy.change_role, role)
+        moved, stayed = leaving[-num:], len(joining)
+        _, env_meta, eval_config = self._start
         del leaving[-num:]
-        for handle in moved:
-            members.add(handle.target, role)
-        self._reroute()
-        train_config, env_meta, eval_config = self._start
-        if len(members.learners) > 1 or self._formation.generation:
-            self.init_comm_group(*self._formation.options)
-        newcomers = joining[-num:]
-        self._set_seeds(newcomers, first=len(joining) - num)
-        if not is_training:
-            members.call(newcomers, BasePolicy.init_eval, eval_config, env_meta)
-        # All train policies are built anew, because whose gradients are averaged is another group; then all go on.
-        members.together(members.learners, BasePolicy.init_train, train_config, env_meta)
-        load_learners(members, state)
-        members.call(members.learners, BasePolicy.envs_changed)
+        try:
+            members.call(moved, BasePolicy.change_role, role)
+            newcomers = [members.add(handle.target, role) for handle in moved]
+            self._reroute()
+            self._form_anew()
+            self._set_seeds(newcomers, first=stayed)
+            if not is_training:
+                members.call(newcomers, BasePolicy.init_eval, eval_config, env_meta)
+            self._train_anew(state)
+        except Exception:
+            # Who cannot take the role is in the group no more, and the others go on from where they were.
+            del joining[stayed:]
+            self._reroute()
+            self._form_anew()
+            self._train_anew(state)
+            raise
         self._push_anew()
+
+    def _form_anew(self) -> None:
+        """Form the communication groups of those who are there now."""
+        if len(self._members.learners) > 1 or self._formation.generation:
+            self.init_comm_group(*self._formation.options)
+
+    def _train_anew(self, state: dict[str, Any]) -> None:
+        """Build all train policies anew, because whose gradients are averaged is another group, and let them go on."""
+        assert self._start is not None
+        self._members.together(self._members.learners, BasePolicy.init_train, *self._start[:2])
+        load_learners(self._members, state)
+        self._members.call(self._members.learners, BasePolicy.envs_changed)
 
     def _outdate_groups(self, role: PolicyRole) -> None:
         """Have communication groups formed again before they are used next, where somebody in them came or went."""
@@ -593,7 +609,8 @@ class PolicyGroup:
             method = _hook(handle, BasePolicy._rollout_async, BasePolicy._rollout)
             # New weights and requests come by different channels: the request says which version it has to wait for.
             announced = self._weights.announced
-            known = {"at_least": announced[handle]} if handle in announced else {}
+            waits = handle in announced and hasattr(handle.target, BasePolicy._keeps_state.__name__)  # no bare double
+            known = {"at_least": announced[handle]} if waits else {}
             answers.append(handle.call_beside(request_channel(env_id), method, env_ret, **options, **known))
             self._routing.started(handle, answers[-1])
         return BatchedData(asked.env_ids, answers)

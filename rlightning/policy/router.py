@@ -55,7 +55,7 @@ class LoadRouter:
 class NodeAffinityRouter:
     """Prefers eval policies on the env worker's node; those of a node take turns.
 
-    An env worker on a node without eval policies is answered by any of them.
+    An env worker on a node without eval policies, or on one that nobody has told of, is answered by any of them.
 
     >>> NodeAffinityRouter(["a", "b", "a"], ["a", "b"]).select([0, 1, 2], loads=[0, 0])
     [0, 1, 0]
@@ -71,7 +71,8 @@ class NodeAffinityRouter:
             self._choice.append(near[turn % len(near)] if near else env_id % len(policy_nodes))
 
     def select(self, env_ids: Sequence[int], loads: Sequence[int]) -> list[int]:
-        return [self._choice[env_id] for env_id in env_ids]
+        known, count = self._choice, len(loads)
+        return [known[env_id] if env_id < len(known) else env_id % count for env_id in env_ids]
 
 
 def stick(router: Router, env_ids: Sequence[int], loads: Sequence[int], homes: Mapping[int, int]) -> list[int]:

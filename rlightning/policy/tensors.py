@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from rlightning.errors import ProtocolError
 from rlightning.weights.bundle import flatten_names, strip_wrappers
 from rlightning.weights.layout import NamedTensors
 
 if TYPE_CHECKING:
     from rlightning.policy.base_policy import BasePolicy
+
+
+_EXTRA = "_extra_state"
+"""Name of what ``nn.Module.get_extra_state`` gives in a state dict."""
 
 
 class ModuleTensors:
@@ -45,10 +50,7 @@ class ModuleTensors:
         self._held = None
         own = _OwnTensors(policy)
         tops = [*models, ("self", own)] if policy._parameters or policy._buffers else list(models)
-        self._named = {
-            name: {strip_wrappers(key): value for key, value in module.state_dict(keep_vars=True).items()}
-            for name, module in tops
-        }
+        self._named = {name: _plain(module, module.state_dict(keep_vars=True)) for name, module in tops}
         self._models, self._own = list(models), own
         modules = {id(module): module for top in (*(module for _, module in tops), own) for module in top.modules()}
         if all(map(_has_plain_state, modules.values())):
@@ -100,16 +102,56 @@ def with_buffers(given: NamedTensors, models: Iterable[tuple[str, nn.Module]]) -
     A module whose parameters are all given, under its own name, acts with its buffers too, such as the statistics of a
     normalisation. Of what is given otherwise, the author says in full what acts.
     """
-    whole = dict(given)
+    whole = plain_names(given)
     for name, module in models:
-        named = given.get(name)
+        named = whole.get(name)
         if named is None:
             continue
-        parameters = {strip_wrappers(key) for key, _ in module.named_parameters(remove_duplicate=False)}
-        if parameters <= named.keys():
-            state = {strip_wrappers(key): value for key, value in module.state_dict(keep_vars=True).items()}
+        if _plain(module, dict(module.named_parameters(remove_duplicate=False))).keys() <= named.keys():
+            state = _plain(module, module.state_dict(keep_vars=True))
             whole[name] = {**named, **{key: value for key, value in state.items() if key not in named}}
     return whole
+
+
+def plain_names(given: NamedTensors) -> NamedTensors:
+    """Free the names of what an author gives from the prefixes of wrappers, where they stay different."""
+    plain = {
+        module: {strip_wrappers(name): tensor for name, tensor in named.items()} for module, named in given.items()
+    }
+    return {module: plain[module] if len(plain[module]) == len(named) else named for module, named in given.items()}
+
+
+def _plain(module: nn.Module, named: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Free the names of a module's tensors from the prefixes of wrappers.
+
+    Raises:
+        ProtocolError: If a module keeps something else besides, which would neither travel nor be loaded.
+    """
+    if extra := [name for name in named if name.rpartition(".")[2] == _EXTRA]:
+        raise ProtocolError(
+            f"a module has a get_extra_state ({', '.join(extra)}), which does not travel: what acts are parameters and "
+            f"buffers, so make it a buffer; what only training needs, extra_training_state keeps"
+        )
+    plain = {strip_wrappers(name): tensor for name, tensor in named.items()}
+    if len(plain) == len(named):
+        return plain
+    # A module of the author's calls a part of itself as wrappers do, and two of its tensors would have one name.
+    return {_without_wrappers(module, name): tensor for name, tensor in named.items()}
+
+
+def _without_wrappers(module: nn.Module, name: str) -> str:
+    """Remove from a name just what torch's own wrappers, found on the way to the tensor, have put there.
+
+    >>> _without_wrappers(nn.Sequential(nn.DataParallel(nn.Linear(1, 1))), "0.module.weight")
+    '0.weight'
+    """
+    kept, held = [], module
+    for part in name.split("."):
+        wraps = part == "module" and isinstance(held, nn.DataParallel | nn.parallel.DistributedDataParallel)
+        if not wraps and part not in ("_orig_mod", "_fsdp_wrapped_module"):
+            kept.append(part)
+        held = getattr(held, part)
+    return ".".join(kept)
 
 
 def all_tensors(policy: BasePolicy) -> dict[str, torch.Tensor]:
@@ -123,8 +165,7 @@ def all_tensors(policy: BasePolicy) -> dict[str, torch.Tensor]:
     known = set(policy.modules())
     others = [(name, module) for name, module in policy._models() if module not in known]
     modules = [*policy.named_children(), *others, ("self", _OwnTensors(policy))]
-    states = {name: module.state_dict(keep_vars=True) for name, module in modules}
-    return {strip_wrappers(name): tensor for name, tensor in flatten_names(states).items()}
+    return flatten_names({name: _plain(module, module.state_dict(keep_vars=True)) for name, module in modules})
 
 
 def distinct_tensors(modules: Iterable[nn.Module]) -> list[torch.Tensor]:

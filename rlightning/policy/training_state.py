@@ -12,6 +12,7 @@ import torch
 from rlightning.errors import CheckpointError, WeightSyncError
 from rlightning.policy.tensors import all_tensors
 from rlightning.runtime.generators import global_generators
+from rlightning.weights.bundle import check_same_layout
 
 if TYPE_CHECKING:
     from rlightning.policy.base_policy import BasePolicy
@@ -87,15 +88,14 @@ def load_whole_state(policy: BasePolicy, state: Mapping[str, Any], *, act_only: 
     try:
         if not act_only:
             _check_fits(state, policy.role_type.value, held)
+        check_same_layout(own, state["modules"], type(policy).__name__, state["version"])
+        if not act_only:
+            _load_steppers(held, state)
         policy._weight_import.copy_in(own, state["modules"], type(policy).__name__, state["version"])
         policy.version = state["version"]
         if act_only:
             return
         policy.epoch = state["epoch"]
-        for kind, values in held.items():
-            for name, value in values.items():
-                # Torch keeps the given tensors, and updates them in place: several policies may be given the same.
-                value.load_state_dict(clone_checkpoint_value(state[kind][name]))
         policy.load_generators(state)
         policy.load_extra_training_state(state["extra"])
     except (WeightSyncError, KeyError, AttributeError, ValueError) as error:
@@ -109,9 +109,9 @@ def steppers(policy: BasePolicy) -> dict[str, dict[str, Any]]:
     """
     held = dict(vars(policy))
     for attribute, value in vars(policy).items():
-        if type(value) is dict and attribute not in _OF_TORCH:
+        if isinstance(value, dict) and attribute not in _OF_TORCH:
             held.update((f"{attribute}.{key}", item) for key, item in value.items())
-        elif type(value) in (list, tuple):
+        elif isinstance(value, list | tuple):
             held.update((f"{attribute}.{place}", item) for place, item in enumerate(value))
     return {
         name: {key: value for key, value in held.items() if isinstance(value, kind)} for name, kind in _STEPPERS.items()
@@ -121,6 +121,22 @@ def steppers(policy: BasePolicy) -> dict[str, dict[str, Any]]:
 def optimizers(policy: BasePolicy) -> Iterable[torch.optim.Optimizer]:
     """Find the optimizers among the attributes of a policy."""
     return steppers(policy)["optimizers"].values()
+
+
+def _load_steppers(held: Mapping[str, Mapping[str, Any]], state: Mapping[str, Any]) -> None:
+    """Load optimizers and schedulers, all of them or none."""
+    values = [(value, state[kind][name]) for kind, named in held.items() for name, value in named.items()]
+    before = [value.state_dict() for value, _ in values]
+    try:
+        for value, given in values:
+            # Torch keeps the given tensors, and updates them in place: several policies may be given the same.
+            value.load_state_dict(clone_checkpoint_value(given))
+    except Exception as error:
+        for (value, _), own in zip(values, before, strict=True):
+            value.load_state_dict(own)
+        raise CheckpointError(
+            f"the state is of another optimizer or of other parameters ({type(error).__name__}: {error})"
+        ) from error
 
 
 def _check_fits(state: Mapping[str, Any], role: str, held: Mapping[str, Mapping[str, Any]]) -> None:

@@ -17,11 +17,11 @@ from rlightning.observability.timer import Timer
 from rlightning.policy.acting import Acting
 from rlightning.policy.gate import RolloutGate
 from rlightning.policy.memory import Part
-from rlightning.policy.tensors import with_buffers
+from rlightning.policy.tensors import plain_names, with_buffers
 from rlightning.policy.updater import Updater
 from rlightning.policy.weight_export import NOTHING_COMES
 from rlightning.weights.bundle import Bundle, BundlePart, check_same_layout, flatten_names
-from rlightning.weights.home import Home
+from rlightning.weights.home import Home, is_alone
 from rlightning.weights.layout import Layout, NamedTensors, as_bytes, check_key, copy_all, each, point_all
 from rlightning.weights.slots import Slots
 
@@ -140,8 +140,12 @@ class WeightImport:
     def take_own_memory(self) -> None:
         """Copy the tensors out of a buffer that others may act with, before anything is written into them."""
         if self._adopted is not None:
-            for _, _, tensor in each(self._policy.get_trainable_parameters()):
-                tensor.data = tensor.data.clone()
+            held = [tensor for _, _, tensor in each(self._policy.get_trainable_parameters())]
+            places = [(tensor.data_ptr(), tensor.shape, tensor.dtype) for tensor in held]
+            # What is tied stays tied.
+            owned = {place: tensor.data.clone() for place, tensor in zip(places, held, strict=True)}
+            for place, tensor in zip(places, held, strict=True):
+                tensor.data = owned[place]
             self._adopted = None
 
     # What comes
@@ -261,8 +265,12 @@ class WeightImport:
                 elif self._may_adopt():
                     own = self._acting.look()
                     check_key(own.layout, slots.layout.key, self._policy._who)
-                    point_all(own.tensors, newest.tensors)
-                    self._adopted = slots, newest.stamp
+                    if self._adopted is None and not all(is_alone(tensor) for _, _, tensor in each(own.tensors)):
+                        # An author looks at them by an array, or by a view: that has to see the new values.
+                        self._load(newest.tensors, newest.version)
+                    else:
+                        point_all(own.tensors, newest.tensors)
+                        self._adopted = slots, newest.stamp
                 else:
                     self._load(newest.tensors, newest.version)
                 self._policy.version = newest.version
@@ -284,11 +292,15 @@ class WeightImport:
             policy.load_state_dict(tensors, version=version)
             return
         listed = policy.get_trainable_parameters()
-        acting, given = with_buffers(listed, policy._models()), tensors
-        left_out = flatten_names(acting).keys() - flatten_names(listed).keys()
-        if left_out:
+        acting, plain, given = with_buffers(listed, policy._models()), plain_names(listed), tensors
+        left_out = flatten_names(acting).keys() - flatten_names(plain).keys()
+        if left_out or flatten_names(plain).keys() != flatten_names(listed).keys():
             check_same_layout(flatten_names(acting), flatten_names(tensors), policy._who, version)
-            given = {module: {name: tensors[module][name] for name in named} for module, named in listed.items()}
+            # Under the names that the author gives them, with those of wrappers.
+            given = {
+                module: {name: tensors[module][key] for name, key in zip(named, plain[module], strict=True)}
+                for module, named in listed.items()
+            }
         policy.load_state_dict(given, version=version)
         with torch.no_grad():
             for module, name, tensor in each(acting):

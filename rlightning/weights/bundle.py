@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -117,10 +118,10 @@ def differences(
         wanted, got = expected.get(name), found.get(name)
         if wanted is None or got is None:
             same = False
-        elif rtol > 0:
+        elif rtol > 0 and math.isfinite(wanted):
             same = abs(wanted - got) / max(abs(wanted), 1e-8) <= rtol
         else:
-            same = wanted == got
+            same = wanted == got or (wanted != wanted and got != got)  # NaN is the norm of what has one
         if not same:
             mismatches.append(Mismatch(policy, name, wanted, got))
     return mismatches
@@ -160,10 +161,10 @@ def flatten_names(tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> dict[str
 def check_same_layout(
     expected: Mapping[str, torch.Tensor], given: Mapping[str, torch.Tensor], receiver: str, version: int
 ) -> None:
-    """Compare names, shapes and dtypes before anything is changed.
+    """Compare names, shapes, dtypes and ties before anything is changed.
 
     Raises:
-        WeightSyncError: Lists what is missing, unexpected, or of another shape or dtype.
+        WeightSyncError: Lists what is missing, unexpected, of another shape or dtype, or tied here and different there.
     """
     faults = [f"missing {name}" for name in expected if name not in given]
     faults += [f"unexpected {name}" for name in given if name not in expected]
@@ -173,9 +174,22 @@ def check_same_layout(
             faults.append(
                 f"{name} is {tuple(other.shape)} {other.dtype}, expected {tuple(tensor.shape)} {tensor.dtype}"
             )
+    if not faults:
+        faults += _untied(expected, given)
     if faults:
         more = f" and {len(faults) - 10} more" if len(faults) > 10 else ""
         raise WeightSyncError(f"weights of version {version} do not fit {receiver}: {'; '.join(faults[:10])}{more}")
+
+
+def _untied(expected: Mapping[str, torch.Tensor], given: Mapping[str, torch.Tensor]) -> list[str]:
+    """List the tensors that share all their memory with another one and are given another value than that."""
+    first: dict[Any, str] = {}
+    faults = []
+    for name, tensor in expected.items():
+        other = first.setdefault((tensor.data_ptr(), tensor.shape, tensor.stride()), name) if tensor.numel() else name
+        if other != name and len(set(digests({key: given[key] for key in (name, other)}).values())) > 1:
+            faults.append(f"{other} and {name} are one tensor, and two values are given")
+    return faults
 
 
 def norms(tensors: Mapping[str, torch.Tensor]) -> dict[str, float]:

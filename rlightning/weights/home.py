@@ -85,8 +85,13 @@ def _is_free(tensor: torch.Tensor) -> bool:
         and tensor.is_contiguous()
         and not tensor.is_inference()
         and not storage.is_shared()
-        and _uses_of(storage) == _ALONE
+        and is_alone(tensor)
     )
+
+
+def is_alone(tensor: torch.Tensor) -> bool:
+    """Tell whether no other tensor and no array has a hold on the memory of a tensor."""
+    return _uses_of(tensor.untyped_storage()) == _ALONE
 
 
 def _uses_of(storage: torch.UntypedStorage) -> int:

@@ -65,6 +65,7 @@ class Layout:
     _names: list[tuple[str, list[str]]] = field(compare=False, repr=False)
     _dtypes: list[torch.dtype] = field(compare=False, repr=False)
     _strides: list[tuple[int, ...]] = field(compare=False, repr=False)
+    _ties: list[tuple[int, int]] = field(compare=False, repr=False, default_factory=list)
 
     @classmethod
     def of(cls, tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> Layout:
@@ -91,7 +92,10 @@ class Layout:
             names.setdefault(spec.module, []).append(spec.name)
         key = xxhash.xxh3_64_hexdigest(repr(specs).encode())
         dtypes, strides = [getattr(torch, spec.dtype) for spec in specs], [_strides(spec.shape) for spec in specs]
-        return cls(specs, stop, key, list(names.items()), dtypes, strides)
+        first: dict[int, int] = {}
+        places = [(first.setdefault(spec.start, index), index) for index, spec in enumerate(specs) if spec.num_bytes]
+        ties = [pair for pair in places if pair[0] != pair[1]]
+        return cls(specs, stop, key, list(names.items()), dtypes, strides, ties)
 
     @classmethod
     def from_json(cls, text: str) -> Layout:
@@ -123,11 +127,13 @@ class Layout:
         return self._names == [(module, list(named)) for module, named in tensors.items() if named]
 
     def fits(self, tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> bool:
-        """Tell whether tensors still have the names, shapes and dtypes of this layout."""
+        """Tell whether tensors still have the names, shapes and dtypes of this layout, and are tied as they were."""
         if not self.has_names(tensors):
             return False
         held = [tensor for named in tensors.values() for tensor in named.values()]
         is_kind = [tensor.dtype for tensor in held] == self._dtypes
+        if any(held[first].data_ptr() != held[second].data_ptr() for first, second in self._ties):
+            return False
         return is_kind and all(tensor.shape == spec.shape for tensor, spec in zip(held, self.specs, strict=True))
 
     def views(self, flat: torch.Tensor) -> NamedTensors:

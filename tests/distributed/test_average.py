@@ -28,8 +28,9 @@ def averaged(size, work, dtype=torch.float32):
     """Call ``work(rank, line, average)`` on each rank; gives the gradients of w, or what was raised."""
 
     def on_rank(group):
+        group.barrier()  # whoever has nothing to wait for would leave before the others have come
         line = Line(dtype)
-        average = GradientAverage(line.parameters(), group)
+        average = GradientAverage(line.parameters, group)
         work(group.rank, line, average)
         assert line.unused.grad is None
         assert line.frozen.grad is None
@@ -82,7 +83,7 @@ def test_what_a_rank_without_samples_has_already_does_not_count():
 def test_without_a_sample_anywhere_there_is_no_gradient():
     def on_rank(group):
         line = Line()
-        GradientAverage(line.parameters(), group).join()
+        GradientAverage(line.parameters, group).join()
         return line.w.grad
 
     assert in_group(2, on_rank) == [None, None]
@@ -91,7 +92,7 @@ def test_without_a_sample_anywhere_there_is_no_gradient():
 def test_a_parameter_that_one_rank_uses_gets_its_gradient_on_all():
     def on_rank(group):
         line = Line()
-        average = GradientAverage(line.parameters(), group)
+        average = GradientAverage(line.parameters, group)
         loss = line(torch.ones(1)) + (line.unused.sum() if group.rank == 0 else 0.0)
         loss.backward()
         average.close()
@@ -108,6 +109,74 @@ def test_backward_passes_accumulate_as_on_one_rank():
 
     # (1 + 2) / 2 + (10 + 20) / 2 = 16.5.
     assert averaged(2, work) == [16.5, 16.5]
+
+
+def test_complex_gradients_are_averaged_in_both_parts():
+    def on_rank(group):
+        z = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
+        average = GradientAverage(lambda: [z], group)
+        # The gradient of the real part is 1 or 3, that of the imaginary part 10 or 20.
+        (z.real * (1 + 2 * group.rank) + z.imag * 10 * (1 + group.rank)).sum().backward()
+        average.close()
+        return z.grad.tolist()
+
+    assert in_group(2, on_rank) == [[2 + 15j] * 2] * 2
+
+
+def test_sparse_gradients_are_averaged_as_dense_ones():
+    def on_rank(group):
+        table = nn.Embedding(3, 1, sparse=True)
+        average = GradientAverage(table.parameters, group)
+        table(torch.tensor([group.rank, 2])).sum().backward()
+        average.close()
+        return table.weight.grad.flatten().tolist()
+
+    # Row 0 is looked up on one rank, row 1 on the other, row 2 on both.
+    assert in_group(2, on_rank) == [[0.5, 0.5, 1.0]] * 2
+
+
+def test_a_parameter_that_was_frozen_at_first_is_averaged_when_it_learns():
+    def on_rank(group):
+        line = Line()
+        line.w.requires_grad_(False)
+        average = GradientAverage(line.parameters, group)
+        assert not line.w.requires_grad
+        line.w.requires_grad_()
+        line(torch.tensor([1.0 + 2 * group.rank])).backward()
+        average.close()
+        return line.w.grad.item()
+
+    assert in_group(2, on_rank) == [2.0, 2.0]
+
+
+def test_a_parameter_that_takes_the_place_of_another_one_is_averaged():
+    def on_rank(group):
+        line = Line()
+        average = GradientAverage(line.parameters, group)
+        line.w = nn.Parameter(torch.zeros(()))
+        loss = line(torch.tensor([1.0 + 2 * group.rank]))
+        (loss + line.unused.sum()).backward()  # an old one gets a gradient, too
+        gradients = [line.w.grad.item()]
+        line.w = nn.Parameter(torch.zeros(()))
+        average.watch()
+        line(torch.tensor([10.0 + 2 * group.rank])).backward()
+        average.close()
+        return [*gradients, line.w.grad.item()]
+
+    assert in_group(2, on_rank) == [[2.0, 11.0]] * 2
+
+
+def test_a_parameter_that_is_frozen_for_some_backward_passes_goes_on_being_averaged():
+    def work(rank, line, _):
+        line(torch.tensor([1.0 + 2 * rank])).backward()
+        line.w.requires_grad_(False)
+        line.unused.sum().backward()
+        line.unused.grad = None
+        line.w.requires_grad_()
+        line(torch.tensor([10.0 + 2 * rank])).backward()
+
+    # 2 + 11
+    assert averaged(2, work) == [13.0, 13.0]
 
 
 def test_clipping_sees_the_averaged_gradient():
@@ -152,7 +221,7 @@ def test_a_rank_that_makes_no_backward_pass_is_a_timeout_in_backward():
 
     def on_rank(group):
         line = Line()
-        average = GradientAverage(line.parameters(), group)
+        average = GradientAverage(line.parameters, group)
         if group.rank == 0:
             try:
                 line(torch.ones(1)).backward()

@@ -329,6 +329,65 @@ def test_a_bare_double_answers_by_its_hook():
     assert double.calls == ["_rollout"]
 
 
+class WithWeights(RolloutOnly):
+    """Has the documented hooks for weights and overlapping requests, too."""
+
+    def _get_node_id(self):
+        return "local"
+
+    def _rollout_async(self, env_ret):
+        self.calls.append("_rollout_async")
+        return PolicyResponse(env_ret.observation)
+
+    def send_weights(self, receivers, shared_weight_buffer=None):
+        return "weights"
+
+    def recv_weights(self, payload=None):
+        self.calls.append(payload)
+        return 1
+
+    def init_weight_buffer(self, shared_weight_buffer=None):
+        self.calls.append("init_weight_buffer")
+
+    def notify_update_weights(self):
+        self.calls.append("notify_update_weights")
+
+    def wait_for_weight_update_done(self, timeout=None):
+        return True
+
+
+def test_a_double_with_the_documented_hooks_gets_weights_and_answers():
+    double, config = WithWeights(), PolicyConfig(rollout_mode="async", weight_buffer={"buffer_strategy": "Double"})
+    group = PolicyGroup([WithWeights()], [double], config)
+    group.init_weight_buffer()
+    group.sync_weights()
+    group.wait_for_eval_weight_update()
+    gather(group.rollout_batch(batch([2])).items, LONG)
+    assert double.calls == ["init_weight_buffer", "weights", "notify_update_weights", "_rollout_async"]
+
+
+class Exiting(Held):
+    """Ends its process, or so it thinks, at a row that observes 5."""
+
+    async def rollout_step(self, env_ret, **kwargs):
+        if env_ret.observation[0, 0] == 5:
+            raise SystemExit(5)
+        return await super().rollout_step(env_ret, **kwargs)
+
+
+def test_a_coroutine_that_exits_is_an_error_of_its_own_request_only():
+    policy = Exiting(CONFIG, PolicyRole.EVAL)
+    policy.init_eval()
+    held = Asked(as_handle(policy), learner())
+    held.push().result(LONG)
+    waiting = held.request(0, 1)
+    held.until(BasePolicy.get_num_requests, 1)
+    with pytest.raises(WorkerError, match="SystemExit: 5"):
+        held.request(1, 5).result(LONG)
+    policy.let()
+    assert [future.result(LONG).version for future in (waiting, held.request(2, 1))] == [0, 0]
+
+
 def test_a_request_that_never_ends_times_out_by_name():
     policy = Held(CONFIG, PolicyRole.EVAL)
     group = PolicyGroup([learner()], [policy], CONFIG)

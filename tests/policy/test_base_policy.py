@@ -3,6 +3,7 @@
 import gc
 import random
 import weakref
+from collections import OrderedDict
 
 import numpy as np
 import pytest
@@ -537,6 +538,175 @@ def test_a_module_that_takes_the_place_of_another_one_acts_and_is_saved():
         other.import_bundle(policy.export_bundle())
 
 
+class Listed(Bare):
+    """Lists what acts, and puts another network in the place of the first one."""
+
+    def construct_network(self, env_meta, *args, **kwargs):
+        self.net, self.critic = nn.Linear(2, 2), nn.Linear(2, 1)
+        self.model_list = [("net", self.net)]
+
+
+def test_a_module_that_takes_the_place_of_one_that_the_author_listed_acts():
+    ours = learner(Listed)
+    ours.net = nn.Linear(2, 2)
+    assert ours.get_trainable_parameters()["net"]["weight"] is ours.net.weight
+    assert [*ours.get_trainable_parameters()] == ["net"]
+
+
+@pytest.mark.parametrize("names", [["net", "net"], ["net", "self"]])
+def test_models_of_one_name_are_refused(names):
+    class Twice(Bare):
+        def construct_network(self, env_meta, *args, **kwargs):
+            self.model_list = [(name, nn.Linear(2, 2)) for name in names]
+
+    with pytest.raises(ConfigError, match="each wants a name of its own"):
+        learner(Twice)
+
+
+class Residual(nn.Module):
+    """Adds what another module answers, which it calls as wrappers do."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module, self.scale = module, nn.Parameter(torch.ones(1))
+
+
+class NamedAsWrappers(Bare):
+    def construct_network(self, env_meta, *args, **kwargs):
+        self.net = Residual(Residual(nn.Linear(2, 2)))
+
+
+def test_tensors_whose_names_would_be_the_same_without_those_of_wrappers_all_act_and_are_saved(tmp_path):
+    ours, theirs = learner(NamedAsWrappers), actor(NamedAsWrappers)
+    with torch.no_grad():
+        for value, parameter in enumerate(ours.net.parameters()):
+            parameter.fill_(value)
+    ours.net = nn.DataParallel(ours.net)  # one of torch's own is told from the author's
+    assert [*ours.get_trainable_parameters()["net"]] == [name for name, _ in theirs.net.named_parameters()]
+    theirs.import_bundle(ours.export_bundle())
+    assert [parameter.unique().tolist() for parameter in theirs.net.parameters()] == [[0.0], [1.0], [2.0], [3.0]]
+    ours.save_checkpoint(tmp_path / "c")
+    with torch.no_grad():
+        for parameter in ours.net.parameters():
+            parameter.fill_(-1)
+    ours.load_checkpoint(tmp_path / "c")
+    assert [parameter.unique().tolist() for parameter in ours.net.parameters()] == [[0.0], [1.0], [2.0], [3.0]]
+
+
+class OwnNames(Bare):
+    """Lists its tensors itself, by the names that a wrapper gives them where there is one."""
+
+    def get_trainable_parameters(self):
+        return {"net": dict(self.net.named_parameters())}
+
+
+@pytest.mark.parametrize("wrapped", [PolicyRole.TRAIN, PolicyRole.EVAL])
+def test_the_names_of_an_authors_own_list_are_mapped_where_one_side_is_wrapped(wrapped):
+    pair = {PolicyRole.TRAIN: learner(OwnNames), PolicyRole.EVAL: actor(OwnNames)}
+    pair[wrapped].net = nn.DataParallel(pair[wrapped].net)
+    with torch.no_grad():
+        next(pair[PolicyRole.TRAIN].net.parameters()).fill_(5)
+    pair[PolicyRole.EVAL].import_bundle(pair[PolicyRole.TRAIN].export_bundle())
+    assert next(pair[PolicyRole.EVAL].net.parameters()).unique().tolist() == [5.0]
+
+
+def test_a_list_of_copies_is_refused_since_nothing_would_be_loaded():
+    class Copies(Bare):
+        def get_trainable_parameters(self):
+            return {"net": {name: value.clone() for name, value in self.net.named_parameters()}}
+
+    ours, theirs = learner(Copies), actor(Copies)
+    with pytest.raises(ProtocolError, match=r"gives copies of net\.weight, net\.bias: give the tensors themselves"):
+        theirs.import_bundle(ours.export_bundle())
+
+
+class Unbuildable(Bare):
+    """Cannot be built a second time."""
+
+    def construct_network(self, env_meta, *args, **kwargs):
+        super().construct_network(env_meta)
+        if hasattr(self, "was_built"):
+            raise OSError("no second time")
+        self.was_built = True
+
+
+def test_what_could_not_be_built_anew_neither_acts_nor_learns():
+    ours = learner(Unbuildable)
+    theirs = actor(Unbuildable, weights_from=ours)
+    with pytest.raises(OSError, match="no second time"):
+        theirs.init_eval()
+    with pytest.raises(ProtocolError, match="call init_eval before rollout"):
+        theirs._rollout(request(1))
+    with pytest.raises(OSError, match="no second time"):
+        ours.reset_training_state(TRAIN)
+    with pytest.raises(ProtocolError, match="call init_train before train"):
+        ours._train()
+
+
+def test_a_policy_that_took_another_role_does_not_act_before_it_is_initialised_for_it():
+    policy = learner()
+    policy.change_role(PolicyRole.EVAL)
+    with pytest.raises(ProtocolError, match="call init_eval before rollout"):
+        policy._rollout(request(1))
+
+
+def test_a_state_that_is_no_tensor_is_refused_by_name():
+    class Counting(nn.Linear):
+        def get_extra_state(self):
+            return torch.tensor(1)
+
+    ours = learner(Bare)
+    ours.net = nn.Sequential(Counting(2, 2))
+    with pytest.raises(ProtocolError, match=r"get_extra_state \(0\._extra_state\), which does not travel"):
+        ours.export_bundle()
+
+
+def test_what_an_actor_builds_after_its_start_is_refused_since_no_weights_come_for_it():
+    ours, theirs = learner(Bare), actor(Bare)
+    ours.target, theirs.activation = nn.Linear(2, 2), nn.Tanh()  # what only training needs, and what has no weights
+    theirs.import_bundle(ours.export_bundle())
+    theirs.head = nn.Linear(2, 2)
+    with pytest.raises(ProtocolError, match="built head after init_eval, and no weights come for that"):
+        theirs.import_bundle(ours.export_bundle())
+
+
+def test_two_values_for_one_tensor_are_refused():
+    ours, theirs = learner(EveryKind), actor(EveryKind)
+    theirs.import_bundle(ours.export_bundle())
+    ours.tied.weight = nn.Parameter(ours.net.weight.detach() + 1)
+    before = theirs.get_bundle_digest()
+    with pytest.raises(WeightSyncError, match=r"net\.weight and tied\.weight are one tensor, and two values are given"):
+        theirs.import_bundle(ours.export_bundle())
+    assert theirs.get_bundle_digest() == before
+    # Who has two, gets two.
+    theirs.tied.weight = nn.Parameter(torch.zeros(2, 2))
+    theirs.import_bundle(ours.export_bundle())
+    assert torch.equal(theirs.tied.weight, theirs.net.weight + 1)
+    assert torch.equal(theirs.net.weight, ours.net.weight)
+
+
+def test_what_is_answered_belongs_to_who_asked():
+    class Keeping(Bare):
+        def construct_network(self, env_meta, *args, **kwargs):
+            self.net, self.mean, self.state = nn.Linear(2, 2), nn.Parameter(torch.ones(2)), torch.zeros(3, 1)
+            self.known = np.zeros(3)
+
+        def rollout_step(self, env_ret):
+            self.state += 1
+            return PolicyResponse(self.mean.expand(3, 2), extras={"state": self.state, "known": self.known})
+
+    ours, theirs = learner(Keeping), actor(Keeping)
+    theirs.import_bundle(ours.export_bundle())
+    first, second = (theirs._rollout(request(3)) for _ in range(2))
+    # The policy goes on writing into its state, and whoever asked into what was answered.
+    first.action[0] = 7
+    first.extras["known"][0] = 7
+    assert first.action.tolist() == [[7.0, 7.0], [1.0, 1.0], [1.0, 1.0]]
+    assert second.action.tolist() == [[1.0, 1.0]] * 3
+    assert (first.extras["state"].tolist(), second.extras["state"].tolist()) == ([[1.0]] * 3, [[2.0]] * 3)
+    assert (theirs.mean.tolist(), theirs.known.tolist()) == ([1.0, 1.0], [0.0] * 3)
+
+
 def test_load_state_dict_takes_what_get_trainable_parameters_gives():
     source, policy = learner(), learner(seed=8)
     policy.load_state_dict(source.get_trainable_parameters())
@@ -607,16 +777,16 @@ def test_a_run_that_resumes_equals_one_that_was_not_stopped(tmp_path):
     assert torch.equal(torch.rand(3, generator=resumed.generator), torch.rand(3, generator=whole.generator))
 
 
-@pytest.mark.parametrize("container", [dict, list, tuple])
+@pytest.mark.parametrize("container", [dict, OrderedDict, list, tuple])
 def test_optimizers_that_lie_in_a_container_are_kept_too(container, tmp_path):
     class Several(LinearPolicy):
-        optimizer = property(lambda self: self.steps["main"] if container is dict else self.steps[0])
-        scheduler = property(lambda self: self.steps["falls"] if container is dict else self.steps[1])
+        optimizer = property(lambda self: self.steps["main"] if issubclass(container, dict) else self.steps[0])
+        scheduler = property(lambda self: self.steps["falls"] if issubclass(container, dict) else self.steps[1])
 
         def setup_optimizer(self, optim_cfg):
             optimizer = torch.optim.Adam(self.net.parameters(), self.train_config.lr)
             pair = {"main": optimizer, "falls": torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, 10)}
-            self.steps = pair if container is dict else container(pair.values())
+            self.steps = container(pair if issubclass(container, dict) else pair.values())
 
     whole, stopped = learner(Several), learner(Several)
     expected = trained(whole, 5)
@@ -672,22 +842,38 @@ def test_the_state_of_another_network_or_role_or_optimizer_changes_nothing(tmp_p
             super().construct_network(env_meta)
             self.net = nn.Linear(2, 3)
 
+    class OtherGroups(LinearPolicy):
+        def setup_optimizer(self, optim_cfg):
+            super().setup_optimizer(optim_cfg)
+            self.optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+
+    class OtherOptimizer(LinearPolicy):
+        def setup_optimizer(self, optim_cfg):
+            self.optimizer = torch.optim.SGD(self.net.parameters(), 0.5, momentum=0.9)
+            self.scheduler = torch.optim.lr_scheduler.LinearLR(self.optimizer, 1.0, 0.0, 10)
+
     policy = learner()
-    before = policy.get_bundle_digest()
+    trained(policy, 2)
+    before, rate = policy.get_bundle_digest(), policy.optimizer.param_groups[0]["lr"]
     others = {
+        "another optimizer or of other parameters": learner(OtherGroups, seed=8),
+        r"another optimizer .* \(KeyError": learner(OtherOptimizer, seed=8),
         r"net\.weight": learner(Wider),
         "role 'eval'": actor(seed=8, weights_from=learner(seed=8)),
         "optimizers": learner(TwoOptimizers, seed=8),
     }
+    trained(others[r"another optimizer .* \(KeyError"], 3)
     for words, other in others.items():
         with pytest.raises(CheckpointError, match=words):
             policy.load_training_state(other.get_training_state())
         assert policy.get_bundle_digest() == before
+    assert (policy.optimizer.param_groups[0]["lr"], policy.epoch) == (rate, 2)
     with pytest.raises(CheckpointError, match="role"):
         policy.load_training_state({})
     with pytest.raises(CheckpointError, match="no checkpoint folder"):
         policy.load_checkpoint(tmp_path / "nowhere")
     assert policy.get_bundle_digest() == before
+    assert trained(policy, 1) == trained(learner(), 3)[2:]  # the optimizer goes on as if nothing had been
 
 
 def test_an_eval_policy_takes_just_what_acts_from_a_learners_state():

@@ -6,7 +6,15 @@ from torch import nn
 
 from rlightning.config import PolicyConfig, TrainConfig
 from rlightning.distributed import ParallelMode
-from rlightning.errors import CallTimeout, ConfigError, ProtocolError, WeightSyncError, WorkerDied, WorkerError
+from rlightning.errors import (
+    CallTimeout,
+    ConfigError,
+    PeerLost,
+    ProtocolError,
+    WeightSyncError,
+    WorkerDied,
+    WorkerError,
+)
 from rlightning.policy.base_policy import BasePolicy, PolicyRole, infer_train_dp_world_size
 from rlightning.policy.policy_group import PolicyGroup
 from rlightning.runtime import as_handle
@@ -236,6 +244,80 @@ def test_a_model_that_is_no_attribute_starts_equal_is_averaged_and_saved(tmp_pat
     train(group, [1.0], [1.0])
     first.load_checkpoint(tmp_path / "c")
     assert first.get_weight() == pytest.approx(5.0)
+
+
+class Tempered(Peer):
+    """Has a temperature that no module holds, and another network from its second training step on."""
+
+    def setup_optimizer(self, optim_cfg):
+        super().setup_optimizer(optim_cfg)
+        self.temperature = torch.zeros((), requires_grad=True)
+        self.optimizers = [torch.optim.SGD([self.temperature], 1.0)]
+
+    def train(self, *args, **kwargs):
+        if self.epoch == 1:
+            self.net = nn.Linear(1, 1, bias=False)
+            nn.init.zeros_(self.net.weight)
+            self.optimizer = torch.optim.SGD(self.net.parameters(), 1.0)
+        (self.temperature * self.dataset.mean()).backward()
+        self.optimizers[0].step()
+        self.optimizers[0].zero_grad()
+        return super().train(*args, **kwargs)
+
+
+def test_whatever_the_optimizers_learn_is_averaged_also_what_came_later():
+    group = Crew("local").group(Tempered, actors=0)
+    group.init_comm_group()
+    group.init_train(TRAIN)
+    for _ in range(2):
+        train(group, [1.0], [2.0])
+    # Its gradient is the mean of the data, 1.5: two steps of a rate of 1 from 0.
+    assert [policy.temperature.item() for policy in group.train_list] == [-3.0, -3.0]
+    # One step from 0 with a gradient of w - 1.5.
+    assert [policy.get_weight() for policy in group.train_list] == [1.5, 1.5]
+
+
+class Optimizerless(Peer):
+    """Fails at the end of its start on the second train policy."""
+
+    def setup_optimizer(self, optim_cfg):
+        if self.peers.rank == 1:
+            raise OSError("no optimizer")
+        super().setup_optimizer(optim_cfg)
+
+
+class Absent(Peer):
+    """Does not meet the others where it is told so."""
+
+    is_absent = False
+
+    def init_distributed_env(self, *args, **kwargs):
+        if self.is_absent:
+            raise OSError("nobody to meet")
+        super().init_distributed_env(*args, **kwargs)
+
+
+def test_nobody_waits_for_a_learner_whose_start_failed():
+    group = Crew("local").group(Optimizerless, actors=0)
+    group.init_comm_group()
+    with pytest.raises(WorkerError, match="no optimizer"):
+        group.init_train(TRAIN)
+    first = as_handle(group.train_list[0])
+    first.target.dataset = torch.ones(1)
+    with pytest.raises(WorkerError) as e:
+        first.call(BasePolicy._train).result()
+    assert isinstance(e.value.__cause__, PeerLost)  # at once, and not after the time that calls may take
+
+
+def test_groups_that_could_not_be_formed_are_formed_before_anybody_learns():
+    group = Crew("local").group(Absent, actors=0, timeout_s=4.0)
+    group.init_comm_group()
+    group.init_train(TRAIN)
+    group.train_list[1].is_absent = True
+    with pytest.raises(WorkerError, match="nobody to meet"):
+        group.init_comm_group()
+    group.train_list[1].is_absent = False
+    assert train(group, [1.0], [3.0])["weight"] == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize("broken", [(1,), (0,), (0, 1)])

@@ -8,7 +8,7 @@ from rlightning.errors import ProtocolError, WorkerError
 from rlightning.policy.base_policy import BasePolicy, PolicyRole
 from rlightning.policy.policy_group import PolicyGroup
 from rlightning.runtime import as_handle, gather
-from tests.policy.crew import HERE_AND_THERE, crews
+from tests.policy.crew import HERE_AND_THERE, Crew, crews
 from tests.policy.policies import Peer, batch
 
 crew = pytest.fixture(scope="module", params=HERE_AND_THERE)(crews)
@@ -165,4 +165,36 @@ def test_a_broadcast_of_weights_reaches_those_who_are_there(strategy):
     group.push(left, PolicyRole.EVAL)
     train(group, [2.0])
     assert push(group) == 2
+    assert group.compare_weights() == []
+
+
+class Refusing(Peer):
+    """Cannot be built where it is told so."""
+
+    refuses = False
+
+    def construct_network(self, env_meta, *args, **kwargs):
+        if self.refuses:
+            raise OSError("no network")
+        super().construct_network(env_meta)
+
+
+@pytest.mark.parametrize("change", [PolicyGroup.convert_train_to_eval, PolicyGroup.convert_eval_to_train])
+def test_a_policy_that_cannot_take_a_role_leaves_the_others_as_they_were(change):
+    group = Crew("local").group(Refusing, 2, 2)
+    group.init_comm_group()
+    group.init(TrainConfig(max_epochs=10, lr=1.0))
+    group.update_dataset([torch.tensor([1.0]), torch.tensor([3.0])])
+    # A step of a rate of 1 with a gradient of w - mean(x), and from then on the mean itself.
+    assert group.train()["weight"] == pytest.approx(2.0)
+    refusing = (group.train_list if change is PolicyGroup.convert_train_to_eval else group.eval_list)[-1]
+    refusing.refuses = True
+    with pytest.raises(WorkerError, match="no network"):
+        change(group, 1)
+    assert refusing not in [*group.train_list, *group.eval_list]
+    assert [policy.get_weight() for policy in group.train_list] == pytest.approx([2.0] * len(group.train_list))
+    assert {policy.version for policy in group.train_list} == {1}
+    group.update_dataset([torch.tensor([2.0])] * len(group.train_list))
+    group.train()
+    group.sync_weights()
     assert group.compare_weights() == []

@@ -139,3 +139,8 @@ def test_an_env_worker_stays_with_its_policy_as_long_as_it_exists(happenings, mo
                 home = int(answer.action[0]) // 100
                 assert homes.setdefault(env_id, home) == home
                 assert home in [policy.number for policy in group.eval_list]
+
+
+def test_affinity_an_env_worker_that_nobody_told_of_is_answered_by_any():
+    router = NodeAffinityRouter(["a"], ["b", "a"])
+    assert router.select([0, 1, 2], [0, 0]) == [1, 1, 0]

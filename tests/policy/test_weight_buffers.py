@@ -11,6 +11,7 @@ from torch import nn
 from rlightning.errors import ProtocolError, WeightSyncError, WorkerError
 from rlightning.policy.base_policy import PolicyRole
 from rlightning.policy.policy_group import PolicyGroup
+from rlightning.types import PolicyResponse
 from tests.policy.policies import Bare, EveryKind, Numbered, OwnLoading, batch
 from tests.policy.pushes import STRATEGIES, TRAIN, config_for, push
 from tests.weights.hasty import Hasty
@@ -215,6 +216,38 @@ def test_an_eval_policy_whose_network_became_another_does_not_act_with_weights_o
     with pytest.raises(WeightSyncError, match="laid out for another network"):
         actor._rollout(batch([1]).items[0])
     assert actor.tensors.t7.tolist() == [[0.0, 0.0], [0.0, 0.0]]
+
+
+class Watched(Bare):
+    """Acts by a view of its weights that it took when they were built."""
+
+    def construct_network(self, env_meta, *args, **kwargs):
+        self.net = nn.Linear(2, 2, bias=False)
+        self.weights = self.net.weight.detach().numpy()
+
+    def rollout_step(self, env_ret):
+        return PolicyResponse(torch.from_numpy(env_ret.observation.numpy() @ self.weights.T))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_views_that_an_author_took_of_the_weights_see_the_new_ones(strategy):
+    learner, actor, group = local_pair(strategy, Watched)
+    for value in (2.0, 5.0):
+        with torch.no_grad():
+            learner.net.weight.fill_(value)
+        learner._train()
+        push(group)
+        # The second of two rows observes (1, 1).
+        assert actor._rollout(batch([2]).items[0]).action.tolist() == [[0.0, 0.0], [2 * value, 2 * value]]
+
+
+def test_what_is_tied_by_its_memory_stays_tied_when_a_policy_writes():
+    learner, actor, group = local_pair("Double", EveryKind)
+    push(group)
+    actor.tied.weight = nn.Parameter(torch.empty(0))
+    actor.tied.weight.data = actor.net.weight.data
+    actor.load_state_dict(learner.get_trainable_parameters())
+    assert actor.tied.weight.data_ptr() == actor.net.weight.data_ptr()
 
 
 @pytest.mark.parametrize("strategy", ["None", "Double"])

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rlightning.errors import WeightSyncError
 from rlightning.weights import Mismatch, digests, flatten_names, pack
-from rlightning.weights.bundle import check_same_layout, strip_wrappers
+from rlightning.weights.bundle import check_same_layout, differences, strip_wrappers
 
 DTYPES = [
     torch.float32,
@@ -158,3 +158,9 @@ def test_names_lose_what_wrappers_put_into_them_and_nothing_else(wrapped, plain)
 
 def test_a_mismatch_says_which_policy_which_tensor_and_what():
     assert str(Mismatch(2, "net.weight", 1.0, 2.0)) == "eval[2] net.weight: 2.0, the learner has 1.0"
+
+
+def test_norms_that_are_not_finite_agree_with_themselves_only():
+    norms = {"a": float("nan"), "b": float("inf"), "c": 1.0, "d": float("nan")}
+    found = {"a": float("nan"), "b": float("inf"), "c": float("nan"), "d": 1.0}
+    assert [one.name for one in differences(0, norms, found, rtol=0.1)] == ["c", "d"]

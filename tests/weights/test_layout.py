@@ -63,6 +63,16 @@ def test_a_layout_fits_just_what_it_was_made_of():
     assert not layout.fits({"net": {"v": torch.ones(2), "b": torch.ones(())}})
 
 
+def test_a_layout_of_tied_tensors_fits_just_tied_ones():
+    tied, other = torch.ones(2), torch.ones(2)
+    layout = Layout.of({"net": {"w": tied, "v": tied}})
+    assert layout.fits({"net": {"w": other, "v": other}})
+    assert layout.fits({"net": {"w": other, "v": other.view(2)}})
+    assert not layout.fits({"net": {"w": tied, "v": other}})
+    # Two that are not tied may become so: each has a place of its own.
+    assert Layout.of({"net": {"w": tied, "v": other}}).fits({"net": {"w": tied, "v": tied}})
+
+
 DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool]
 shapes = st.lists(st.integers(0, 5), max_size=3).map(tuple)
 networks = st.lists(st.tuples(st.sampled_from(DTYPES), shapes), max_size=12).map(
