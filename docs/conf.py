@@ -34,7 +34,7 @@ nitpick_ignore_regex = [
     ),
     (r"py:.*", r"(Any|Callable|ClassVar|Path|Protocol|Tensor|TensorDict(Base)?|nn\..*|dict\[str|tuple\[int)"),
     (r"py:.*", r"(.*\.)?(P|R|T|T_co|OptionsT)"),  # type variables
-    (r"py:.*", r"(.*\.)?(Activation|BoxActions|FreeForm|Kind|NamedTensors|Tree|WholeRange)"),  # names of types
+    (r"py:.*", r"(.*\.)?(Activation|Amount|BoxActions|FreeForm|Kind|NamedTensors|Tree|WholeRange)"),  # names of types
     (r"py:.*", r".*\._\w+"),
 ]
 

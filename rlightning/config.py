@@ -12,6 +12,10 @@ from typing import Annotated, Any, Literal, get_origin
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
 FreeForm = dict[str, Any]
+_Decay = Annotated[float, Field(ge=0, lt=1)]
+Amount = Annotated[float, Field(ge=0)]
+_SEEDS = 2**64
+"""Torch's generators take no larger seeds."""
 
 
 class Section(BaseModel):
@@ -27,7 +31,13 @@ class Section(BaseModel):
         return tuple(value) if is_tuple and isinstance(value, list) else value
 
 
-class EnvConfig(Section):
+class FiniteSection(Section):
+    """A section of the framework: its numbers are finite, since null says that there is no limit."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+
+class EnvConfig(FiniteSection):
     """One kind of env, run by a number of workers."""
 
     name: str
@@ -59,7 +69,7 @@ class EnvConfig(Section):
     """Passed to the env's constructor as it is."""
 
 
-class EvalConfig(Section):
+class EvalConfig(FiniteSection):
     """How a policy is evaluated, in training and by ``rlightning eval``."""
 
     episodes: int = Field(10, ge=1)
@@ -68,11 +78,11 @@ class EvalConfig(Section):
     """Sub-envs of the evaluation worker; at most ``episodes`` of them are used."""
     deterministic: bool = True
     """Act with the mode of the policy; false samples."""
-    seed: int = Field(1_000_003, ge=0)
+    seed: int = Field(1_000_003, ge=0, lt=_SEEDS)
     """Seed of the evaluation envs and of sampling in evaluation; training never uses it."""
 
 
-class WeightBufferConfig(Section):
+class WeightBufferConfig(FiniteSection):
     """How new weights reach the eval policies."""
 
     type: Literal["WeightBuffer", "CPUWeightBuffer", "ShardedWeightBuffer"] = "WeightBuffer"
@@ -92,12 +102,12 @@ class WeightBufferConfig(Section):
     """What a difference does: end the run, or just write it into the log."""
 
 
-class OptimConfig(Section):
+class OptimConfig(FiniteSection):
     """The optimizer; its learning rate is ``train.lr``."""
 
     name: Literal["adam", "adamw", "sgd"] = "adam"
     """Which optimizer of torch."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[_Decay, _Decay] = (0.9, 0.999)
     """Decay of the moment estimates (adam, adamw)."""
     eps: float = Field(1e-5, gt=0)
     """Added to the denominator (adam, adamw)."""
@@ -111,7 +121,7 @@ class OptimConfig(Section):
     """Gradients are scaled down to this global L2 norm; null leaves them."""
 
 
-class PolicyConfig(Section):
+class PolicyConfig(FiniteSection):
     """What learns and acts."""
 
     type: str = "ppo"
@@ -140,7 +150,7 @@ class PolicyConfig(Section):
     """GPUs of each eval policy; above 0 it computes on a GPU."""
 
 
-class TrainConfig(Section):
+class TrainConfig(FiniteSection):
     """The training loop. One epoch is: collect, learn, publish."""
 
     max_epochs: int = Field(100, ge=1)
@@ -175,7 +185,7 @@ class TrainConfig(Section):
     saves."""
 
 
-class BufferConfig(Section):
+class BufferConfig(FiniteSection):
     """Where transitions wait for the learner."""
 
     type: str = "rollout"
@@ -190,7 +200,7 @@ class BufferConfig(Section):
     """Close the open episodes by a bootstrap when the learner takes the block."""
 
 
-class PlacementConfig(Section):
+class PlacementConfig(FiniteSection):
     """Who sits where."""
 
     mode: Literal["auto", "manual"] = "auto"
@@ -206,7 +216,7 @@ class PlacementConfig(Section):
     "process-colocate": in its process, and each process collects all steps of an epoch by one call."""
 
 
-class PoolConfig(Section):
+class PoolConfig(FiniteSection):
     """Nodes, or parts of them, and who lives there (``cluster.placement.mode: manual``).
 
     A pool is a row of places, numbered through its nodes: a place is a GPU of the pool, and a CPU on a node of which
@@ -232,16 +242,16 @@ class PoolConfig(Section):
     that belong to an eval policy beside it."""
 
 
-class NeedsConfig(Section):
+class NeedsConfig(FiniteSection):
     """What a worker needs besides CPUs and GPUs."""
 
     memory_gb: float = Field(0.0, ge=0)
     """Host memory in GB (10^9 bytes)."""
-    resources: dict[str, float] = Field(default_factory=dict)
+    resources: dict[str, Amount] = Field(default_factory=dict)
     """Custom resources of the cluster: name -> amount."""
 
 
-class WorkerNeedsConfig(Section):
+class WorkerNeedsConfig(FiniteSection):
     """What each worker needs besides CPUs and GPUs."""
 
     train: NeedsConfig = NeedsConfig()
@@ -251,7 +261,7 @@ class WorkerNeedsConfig(Section):
     eval_env: NeedsConfig = NeedsConfig()
 
 
-class ClusterConfig(Section):
+class ClusterConfig(FiniteSection):
     """Which workers run where. With everything local there is one process and no Ray."""
 
     ray_address: str = "local"
@@ -290,7 +300,7 @@ class ClusterConfig(Section):
         return self.remote_train or self.remote_eval or self.remote_storage or self.remote_env
 
 
-class LogConfig(Section):
+class LogConfig(FiniteSection):
     """What a run tells, and where."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
@@ -302,7 +312,7 @@ class LogConfig(Section):
     name: str = ""
     """Name of the run; empty means the preset's name and the time."""
     log_dir: str = ""
-    """Folder of the metric service's files; empty means the run's folder."""
+    """Folder in which each run has a folder with the metric service's files; empty means the run's own folder."""
     mode: Literal["online", "offline"] = "offline"
     """Whether the metric service may use the network."""
     progress: bool = True
@@ -315,10 +325,10 @@ def _one_env_is_a_list(value: Any) -> Any:
     return [value] if isinstance(value, dict | EnvConfig) else value
 
 
-class Config(Section):
+class Config(FiniteSection):
     """A whole run."""
 
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=_SEEDS)
     """All randomness of the run follows from it."""
     engine: Literal["syncrl", "rsl", "eval"] = "syncrl"
     """Which loop runs."""

@@ -236,7 +236,10 @@ class PPO(BasePolicy):
             rows, flat = rows.take(index), flat.index_select(0, index)
         batch = self._global_batch(valid)
         if len(rows if batch is None else batch) == 0:
-            raise NotEnoughData(f"none of the {valid.numel()} rows of the rollout is valid")
+            raise NotEnoughData(
+                f"none of the {valid.numel()} rows of the rollout is valid, since all envs were being reset: raise "
+                f"train.max_rollout_steps or env.num_envs"
+            )
         self.dataset = _Dataset(rows, None if network.normalizer is None else Moments.of(flat), batch)
 
     def _global_batch(self, valid: Tensor) -> GlobalBatch | None:

@@ -130,7 +130,7 @@ class Categorical:
     """One of K choices.
 
     Args:
-        logits: Log-probabilities up to a constant per row, [B, K].
+        logits: Log-probabilities up to a constant per row, [B, K]; -inf where a choice is not allowed.
     """
 
     __slots__ = ("log_probs",)
@@ -154,7 +154,9 @@ class Categorical:
         return self.log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
 
     def entropy(self) -> Tensor:
-        return -(self.log_probs.exp() * self.log_probs).sum(-1)
+        # 0 log 0 is 0, and not the NaN of 0 times infinity
+        finite = self.log_probs.clamp(min=torch.finfo(self.log_probs.dtype).min)
+        return -(self.log_probs.exp() * finite).sum(-1)
 
 
 class MultiCategorical:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import signal
+import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -83,11 +87,12 @@ def train(preset: _Preset, overrides: _Overrides = None, config_dir: _ConfigDir 
         rlightning train ppo_cartpole cluster=ray env.num_workers=4
     """
     with _exit_codes():
-        from rlightning.launch.load import load_config
+        with _loading():
+            from rlightning.launch.load import load_config
 
-        loaded = load_config(preset, overrides or [], config_dir)
-        # Only now, since it loads torch: what is wrong with a configuration is told without that.
-        from rlightning.launch.run import train as run_training
+            loaded = load_config(preset, overrides or [], config_dir)
+            # Only now, since it loads torch: what is wrong with a configuration is told without that.
+            from rlightning.launch.run import train as run_training
 
         run = run_training(loaded, _console())
         _show_curve(run.metrics_path)
@@ -102,10 +107,11 @@ def resume(run: _Run) -> None:
         rlightning resume runs/ppo_cartpole-20250131-120000
     """
     with _exit_codes():
-        from rlightning.launch.run import open_folder
-        from rlightning.launch.run import resume as resume_training
+        with _loading():
+            from rlightning.launch.run import open_folder
+            from rlightning.launch.run import resume as resume_training
 
-        folder = open_folder(run)
+            folder = open_folder(run)
         resume_training(folder, _console())
         _show_curve(folder.metrics_path)
 
@@ -123,7 +129,9 @@ def evaluate(
     checkpoint: Annotated[
         str, typer.Option(help="Which checkpoint: 'best' (the last one where none was marked), 'last', or its folder.")
     ] = "best",
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the episodes; default: evaluation.seed.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, max=2**64 - 1, help="Seed of the episodes; default: evaluation.seed.")
+    ] = None,
     fps: Annotated[int, typer.Option(min=1, help="Frames per second of the video.")] = 30,
 ) -> None:
     """Run whole episodes with the policy of a run and print their returns; in one process, without Ray.
@@ -137,7 +145,8 @@ def evaluate(
     with _exit_codes():
         if video is not None and video.suffix not in _VIDEO_ENDINGS:
             raise ConfigError(Problem("--video", f"must end in {' or '.join(_VIDEO_ENDINGS)}, got {str(video)!r}"))
-        from rlightning.launch.evaluate import EvalRequest, evaluate_run
+        with _loading():
+            from rlightning.launch.evaluate import EvalRequest, evaluate_run
 
         evaluate_run(EvalRequest(run, checkpoint, episodes, video, sampled, seed, fps), _console())
 
@@ -163,10 +172,12 @@ def check(
         rlightning check ppo_cartpole cluster=ray env.num_workers=4 --cluster nodes.yaml
     """
     with _exit_codes():
-        from rlightning.launch.check import show_plan
-        from rlightning.launch.load import load_config
+        with _loading():
+            from rlightning.launch.check import show_plan
+            from rlightning.launch.load import load_config
 
-        show_plan(load_config(preset, overrides or [], config_dir), _console(), cluster)
+            loaded = load_config(preset, overrides or [], config_dir)
+        show_plan(loaded, _console(), cluster)
 
 
 @app.command()
@@ -199,11 +210,12 @@ def parity(
         rlightning parity ppo_cartpole --epochs 5 env.num_workers=2
     """
     with _exit_codes():
-        from rlightning.launch.load import load_config
-        from rlightning.launch.parity import check_parity
+        with _loading():
+            from rlightning.launch.load import load_config
+            from rlightning.launch.parity import check_parity
 
-        equal = check_parity(load_config(preset, overrides or [], config_dir), epochs, _console())
-        if not equal:
+            loaded = load_config(preset, overrides or [], config_dir)
+        if not check_parity(loaded, epochs, _console()):
             raise typer.Exit(EXIT_FAILED)
 
 
@@ -228,15 +240,19 @@ def verify_resume(
     with _exit_codes():
         if until <= at:
             raise ConfigError(Problem("--until", f"must be greater than --at, got {until} and {at}"))
-        from rlightning.launch.load import load_config
-        from rlightning.launch.verify_resume import check_resume
+        with _loading():
+            from rlightning.launch.load import load_config
+            from rlightning.launch.verify_resume import check_resume
 
-        if not check_resume(load_config(preset, overrides or [], config_dir), at, until, _console()):
+            loaded = load_config(preset, overrides or [], config_dir)
+        if not check_resume(loaded, at, until, _console()):
             raise typer.Exit(EXIT_FAILED)
 
 
 def main() -> None:
     """Run the command."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal may lack a character
     app()
 
 
@@ -258,13 +274,32 @@ def _exit_codes() -> Iterator[None]:
         raise typer.Exit(EXIT_FAILED) from None
 
 
+@contextmanager
+def _loading() -> Iterator[None]:
+    """Let Ctrl-C end the process on the spot while modules are loaded; nothing was started by then.
+
+    torch loads numpy by C code that swallows a KeyboardInterrupt: the run would go on, maybe with half of numpy.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if not in_main_thread or before is not signal.default_int_handler:  # ignored, as in a script's background
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _show_curve(metrics: Path) -> None:
     from rlightning.observability.curve import text_curve
     from rlightning.observability.sinks import read_metrics
 
     curve = text_curve(read_metrics(metrics)) if metrics.exists() else ""
-    if curve:
-        _console().print(f"\n{curve}", markup=False, highlight=False, soft_wrap=True)
+    console = _console()
+    if curve and console.encoding.startswith("utf"):
+        console.print(f"\n{curve}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _console() -> Console:

@@ -75,7 +75,7 @@ def evaluate_run(request: EvalRequest, console: Console) -> None:
         result = engine.run().evaluation
         assert result is not None
         how = "most likely actions" if config.evaluation.deterministic else "sampled actions"
-        console.print(f"checkpoint  {checkpoint.resolve().name} of {run.name}, {how}", soft_wrap=True)
+        console.print(f"checkpoint  {checkpoint.resolve().name} of {run.name}, {how}", soft_wrap=True, markup=False)
         console.print(result.describe(), highlight=False)
         if request.video is not None:
             with console.status("drawing the video ...") as status:
@@ -84,9 +84,8 @@ def evaluate_run(request: EvalRequest, console: Console) -> None:
                     status.update(f"drawing the video: {frames} frames")
 
                 episode = record_episode(engine, config, request.video, request.fps, count)
-            console.print(
-                f"video       {request.video}: return {episode.return_:.2f}, {episode.length} steps", soft_wrap=True
-            )
+            drawn = f"video       {request.video}: return {episode.return_:.2f}, {episode.length} steps"
+            console.print(drawn, soft_wrap=True, markup=False)
 
 
 def record_episode(

@@ -120,7 +120,7 @@ def _import_entries(tree: dict[str, Any]) -> list[str]:
 
 def _make_absolute(tree: dict[str, Any], imported: Sequence[Imported]) -> None:
     """Let a run be resumed and evaluated from any folder."""
-    if len(imported) == len(tree.get("imports", [])) and imported:
+    if imported and len(imported) == len(tree["imports"]):
         tree["imports"] = [found.entry for found in imported]
 
 

@@ -112,7 +112,7 @@ def train(loaded: LoadedConfig, console: Console | None = None) -> RunFolder:
         engine.policy_group.check_extra_training_state()
         result = engine.run()
     if run.config.engine == "eval" and result.evaluation is not None:
-        console.print(f"evaluated   initial weights, in {_short(run.path)}", soft_wrap=True, highlight=False)
+        console.print(f"evaluated   initial weights, in {_short(run.path)}", soft_wrap=True, markup=False)
         console.print(result.evaluation.describe(), highlight=False)
     return run
 

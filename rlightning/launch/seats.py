@@ -14,6 +14,7 @@ from rlightning.config import Config, WorkerNeedsConfig
 from rlightning.launch.context import current_run
 from rlightning.launch.place import placement_options, plan_placement, with_shards
 from rlightning.launch.workers import plan_workers
+from rlightning.observability.run_folder import to_yaml
 from rlightning.placement import Bundle, Cluster, Node, Plan
 
 if TYPE_CHECKING:
@@ -156,11 +157,10 @@ class RunSeats:
 def save_plan(folder: Path, config: Config, plan: Plan, cluster: Cluster) -> None:
     """Write ``PLAN`` and ``PLACED`` into the folder of a run."""
     (folder / PLAN).write_text(yaml.safe_dump(plan.to_dict(), sort_keys=False), encoding="utf-8")
-    tree = config.model_dump(mode="json")
+    tree = config.model_dump()
     tree["cluster"] |= placement_options(config, plan, cluster)["cluster"]
     header = "# The run again, with every worker in the place that it had: rlightning train FILE\n"
-    text = yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, default_flow_style=None)
-    (folder / PLACED).write_text(header + text, encoding="utf-8")
+    (folder / PLACED).write_text(header + to_yaml(Config.model_validate(tree)), encoding="utf-8")
 
 
 def running_cluster(nodes: list[RayNode]) -> Cluster:

@@ -24,6 +24,7 @@ _SECTIONS = {"policy.model_cfg": "ModelOptions", "policy.algo_cfg": "AlgoOptions
 _MESSAGES = {
     "bool_type": "must be true or false",
     "dict_type": "must be a section of options",
+    "finite_number": "must be finite",
     "float_type": "must be a number",
     "greater_than": "must be greater than {gt}",
     "greater_than_equal": "must be at least {ge}",
@@ -120,7 +121,9 @@ def _location(error: ErrorDetails, tree: Any) -> list[str | int]:
         if isinstance(part, int) and parts == ["env"] and isinstance(node, Mapping):
             continue  # One env need not be written as a list.
         parts.append(part)
-        inside = (isinstance(node, Mapping) and part in node) or (isinstance(node, list) and isinstance(part, int))
+        inside = (isinstance(node, Mapping) and part in node) or (
+            isinstance(node, list) and isinstance(part, int) and part < len(node)
+        )
         if not inside:
             # Either it is missing, or it names an alternative of a union, which is no part of the path.
             return parts if error["type"] == "missing" else parts[:-1]
@@ -178,9 +181,11 @@ def _repair(tree: Any, location: Sequence[str | int], *, missing: bool) -> None:
     node = tree
     for part in location[:-1]:
         node = node[part]
-    if location and missing:
+    if not location or not isinstance(node, dict):
+        return
+    if missing:
         node[location[-1]] = {"name": _PLACEHOLDER} if location[-1] == "env" else _PLACEHOLDER
-    elif location and isinstance(node, dict):
+    else:
         node.pop(location[-1], None)
 
 

@@ -56,7 +56,7 @@ def draw_curve(rows: Sequence[Mapping[str, float]], path: Path, title: str) -> b
         )
     axes.set_xlabel("env steps")
     axes.set_ylabel("episode return")
-    axes.set_title(title)
+    axes.set_title(title, parse_math=False)  # a name may have a $
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
     for side in ("top", "right"):

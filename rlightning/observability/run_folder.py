@@ -5,15 +5,18 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import platform
+import re
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 import rlightning
 from rlightning.config import Config
@@ -86,9 +89,9 @@ class RunFolder:
             if not (path / name).is_file():
                 raise CheckpointError(f"{path} is not the folder of a run: it has no {name}")
         try:
-            config = Config.model_validate(yaml.safe_load((path / _CONFIG).read_text(encoding="utf-8")))
+            config = Config.model_validate(OmegaConf.to_container(OmegaConf.load(path / _CONFIG), resolve=True))
             preset = str(json.loads((path / _RUN).read_text(encoding="utf-8"))["preset"])
-        except (ValueError, KeyError, TypeError, yaml.YAMLError) as error:
+        except (ValueError, KeyError, TypeError, OSError, yaml.YAMLError, OmegaConfBaseException) as error:
             told = f"it has no {error}" if isinstance(error, KeyError) else error
             raise ConfigError(Problem("config", f"not readable: {told}", str(path))) from error
         return cls(path, config, preset)
@@ -138,7 +141,8 @@ class RunFolder:
             MissingDependency: If a metric service is not installed.
         """
         log = self.config.log
-        folder = Path(log.log_dir).expanduser() if log.log_dir else self.path
+        # In a folder that runs share, each has its own: their curves would be one, and a resumed run takes points back.
+        folder = Path(log.log_dir).expanduser() / self.name if log.log_dir else self.path
         services: list[MetricSink] = []
         if "tensorboard" in log.backend:
             services.append(TensorBoardSink(folder / "tensorboard", resumed_at))
@@ -150,9 +154,30 @@ class RunFolder:
         return Sinks([local, *services])
 
 
+class _Dumper(yaml.SafeDumper):
+    """Puts text in quotes that OmegaConf, which reads configurations, would take for a number: 1e5."""
+
+
+_Dumper.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
 def to_yaml(config: Config) -> str:
     """Write a configuration as YAML that loads to an equal one."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True, default_flow_style=None)
+    return yaml.dump(
+        _plain(config.model_dump()), Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=None
+    )
+
+
+def _plain(value: Any) -> Any:
+    """Give lists for tuples, and text in which OmegaConf looks for no interpolation."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    # A "${" is literal behind a backslash, and a backslash in front of that is one behind another.
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
 
 
 def _make_unused(parent: Path, name: str) -> Path:

@@ -9,7 +9,7 @@ from itertools import groupby
 
 from pydantic import Field
 
-from rlightning.config import Section
+from rlightning.config import Amount, FiniteSection
 from rlightning.errors import ConfigError, Problem
 
 
@@ -95,7 +95,7 @@ def parse_devices(text: str | None, count: int) -> tuple[int, ...]:
     return tuple(map(int, items)) if all(item.isdigit() for item in items) else tuple(range(len(items)))
 
 
-class NodeGroup(Section):
+class NodeGroup(FiniteSection):
     """Equal nodes of a described cluster."""
 
     count: int = Field(1, ge=1)
@@ -110,11 +110,11 @@ class NodeGroup(Section):
     """Host memory of each in GB; null means that it is not known."""
     gpu_memory_gb: float | None = Field(None, gt=0)
     """Memory of each device in GB; null means that it is not known."""
-    resources: dict[str, float] = Field(default_factory=dict)
+    resources: dict[str, Amount] = Field(default_factory=dict)
     """Custom resources of each: name -> amount."""
 
 
-class ClusterDescription(Section):
+class ClusterDescription(FiniteSection):
     """A cluster that need not exist, as ``rlightning check --cluster`` reads it."""
 
     nodes: list[NodeGroup] = Field(min_length=1)

@@ -6,11 +6,14 @@ import logging
 import math
 import os
 import re
+import signal
 import sys
+import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any, NoReturn, TypeVar
 
 import ray
@@ -223,7 +226,12 @@ def join(address: str, num_cpus: float, num_gpus: float) -> None:
     if not _joined:
         _owned = not ray.is_initialized()
         if _owned:
-            _start(address, num_cpus, num_gpus)
+            try:
+                with _not_interrupted():
+                    _start(address, num_cpus, num_gpus)
+            except BaseException:
+                _stop()
+                raise
     _joined += 1
 
 
@@ -232,7 +240,41 @@ def leave() -> None:
     global _joined
     _joined -= 1
     if not _joined and _owned:
+        _stop()
+
+
+def _stop() -> None:
+    with _not_interrupted():
         ray.shutdown()
+
+
+@contextmanager
+def _not_interrupted() -> Iterator[None]:
+    """Hold a Ctrl-C back until the end of the block; a second one is let through.
+
+    In the midst of starting or ending, Ray leaves processes behind that nobody ends, or crashes.
+    """
+    if threading.current_thread() is not threading.main_thread():  # Python takes no signals there
+        yield
+        return
+    before, asked = signal.getsignal(signal.SIGINT), False
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+        logger.warning("stopping as soon as Ray is ready for it; press Ctrl-C again to stop at once")
+
+    if callable(before):  # else it is ignored, or ends the process
+        signal.signal(signal.SIGINT, hold)
+    try:
+        yield
+    finally:
+        if callable(before):
+            signal.signal(signal.SIGINT, before)
+        if asked:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _start(address: str, num_cpus: float, num_gpus: float) -> None:

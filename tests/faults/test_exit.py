@@ -125,6 +125,18 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path):
         assert run.nothing_left()
 
 
+@pytest.mark.ray
+def test_ctrl_c_while_ray_starts_leaves_no_process(tmp_path):
+    with program(command("cluster=ray"), tmp_path) as run:
+        run.wait_for(lambda: any("gcs_server" in line for line in run.descendants()))
+        signal_session(run, signal.SIGINT)
+        code, _ = run.end(120)
+        assert code == 130, run.errors
+        assert "Traceback" not in run.errors
+        assert "press Ctrl-C again" in run.errors
+        assert run.nothing_left()
+
+
 def signal_session(run, number):
     os.killpg(run.process.pid, number)
 

@@ -150,3 +150,14 @@ def test_samples_follow_from_the_generator_alone(policy: Distribution) -> None:
     torch.manual_seed(2)
     assert all(torch.equal(a, b) for a, b in zip(first, draw(), strict=True))
     assert len({tuple(sample.flatten().tolist()) for sample in first}) > 1
+
+
+def test_a_choice_that_is_not_allowed_is_never_drawn_and_spoils_no_entropy() -> None:
+    # Two equal choices are left: ln 2 nats, and no gradient where both are equal.
+    logits = torch.tensor([[1.0, -math.inf, 1.0]], requires_grad=True)
+    distribution = Categorical(logits)
+    assert distribution.entropy().item() == pytest.approx(math.log(2.0))
+    distribution.entropy().sum().backward()
+    assert torch.allclose(logits.grad, torch.zeros(1, 3))
+    many = Categorical(logits.detach().expand(10_000, 3))
+    assert torch.bincount(many.sample(torch.Generator().manual_seed(0)), minlength=3)[1] == 0

@@ -168,6 +168,23 @@ def test_ctrl_c_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
     assert invoke("train", "tiny.yaml").exit_code == 130
 
 
+def test_ctrl_c_is_not_lost_in_a_module_that_swallows_it_while_it_is_loaded(folder: Path) -> None:
+    swallowing = (
+        "import os, signal\ntry:\n    os.kill(os.getpid(), signal.SIGINT)\nexcept KeyboardInterrupt:\n    pass\n"
+    )
+    (folder / "mine.py").write_text(swallowing)
+    done = subprocess.run(
+        command("train", "tiny.yaml", "imports=[mine.py]"),
+        capture_output=True,
+        text=True,
+        env=environment(),
+        check=False,
+    )
+    # A shell shows the end by signal 2 as 130.
+    assert done.returncode == -signal.SIGINT, done.stdout + done.stderr
+    assert not (folder / "runs").exists()
+
+
 def test_a_run_from_its_start_to_its_end(folder: Path) -> None:
     done = invoke("train", "tiny.yaml")
     assert done.exit_code == 0, done.output
@@ -188,6 +205,18 @@ def test_a_run_from_its_start_to_its_end(folder: Path) -> None:
     missing = invoke("eval", "runs/tiny", "--checkpoint", "epoch-00000099")
     assert missing.exit_code == 1
     assert "epoch-00000099" in missing.stderr
+
+
+def test_a_terminal_that_lacks_characters_is_no_failure(folder: Path) -> None:
+    done = subprocess.run(
+        command("train", "tiny.yaml"),
+        capture_output=True,
+        text=True,
+        env={**environment(), "PYTHONIOENCODING": "ascii"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "checkpoint  runs/tiny" in done.stdout
 
 
 def test_training_with_the_engine_of_evaluations_says_what_came_out(folder: Path) -> None:

@@ -267,6 +267,28 @@ def test_the_name_of_a_run_is_no_path(name: str) -> None:
     assert list(problems_of("ppo_cartpole", f"log.name={name}")) == ["log.name"]
 
 
+@pytest.mark.parametrize(
+    ("override", "path", "message"),
+    [
+        ("imports=null", "imports", "must be a list, got None"),
+        ("imports=5", "imports", "must be a list, got 5"),
+        ("policy.optim_cfg.betas=[0.9]", "policy.optim_cfg.betas.1", "needs a value"),
+        ("policy.optim_cfg.betas=[0.9,1.0]", "policy.optim_cfg.betas.1", "must be less than 1.0, got 1.0"),
+        ("seed=18446744073709551616", "seed", "must be less than 18446744073709551616, got 18446744073709551616"),
+        ("cluster.call_timeout_s=inf", "cluster.call_timeout_s", "must be finite, got inf"),
+        ("env.num_cpus=inf", "env.num_cpus", "must be finite, got inf"),
+        (
+            "cluster.needs.env.resources={lidar: -1}",
+            "cluster.needs.env.resources.lidar",
+            "must be at least 0.0, got -1",
+        ),
+    ],
+)
+def test_values_that_would_fail_after_the_start_are_refused_before(override: str, path: str, message: str) -> None:
+    found = problems_of("ppo_cartpole", override)
+    assert {path: problem.message for path, problem in found.items()} == {path: message}
+
+
 def test_a_layer_has_a_unit_or_more() -> None:
     found = problems_of("ppo_cartpole", "policy.model_cfg.hidden_sizes=[64,0]")
     assert {path: problem.message for path, problem in found.items()} == {

@@ -16,6 +16,10 @@ def test_the_picture_is_a_png(tmp_path: Path) -> None:
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_name_with_dollars_is_no_formula(tmp_path: Path) -> None:
+    assert draw_curve(ROWS, tmp_path / "curve.png", "lr_$x^$")
+
+
 def test_without_numbers_nothing_is_drawn(tmp_path: Path) -> None:
     assert not draw_curve([], tmp_path / "curve.png", "title")
     assert not draw_curve([{"step": 1, "train/lr": 0.1}], tmp_path / "curve.png", "title")

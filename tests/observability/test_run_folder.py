@@ -44,6 +44,36 @@ def test_the_configuration_comes_back_equal_by_both_ways(tmp_path: Path) -> None
     assert load_config(str(run.config_path)).config == config
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        {0: "idle", 2: "walk", True: 3, 0.5: 4},  # keys that are no text
+        [float("inf"), -float("inf"), 1e-20, 1e30],
+        [
+            "1e5",
+            "1e-3",
+            "0x10",
+            "12:30",
+            "2020-01-01",
+            "yes",
+            "null",
+            "1_000",
+            ".5",
+            "1.e3",
+        ],  # text that looks like more
+        ["${seed}", "a$b", r"\${seed}", r"\\\${seed}", "${oc.env:HOME}", "\\"],  # no interpolations
+        {"nested": [[1, {"deep": ["${x}", None]}]]},
+    ],
+)
+def test_free_form_values_come_back_as_they_were(tmp_path: Path, value: object) -> None:
+    env = EnvConfig(name="CartPole-v1", env_kwargs={"value": value})
+    config = Config(env=[env], log=LogConfig(name="1e5"), train=TrainConfig(save_dir=str(tmp_path)))
+    run = RunFolder.create(config, "ppo")
+    # By repr, since True equals 1 and a list a tuple.
+    assert repr(RunFolder.open(run.path).config) == repr(config)
+    assert repr(load_config(str(run.config_path)).config) == repr(config)
+
+
 def test_two_runs_of_the_same_second_get_two_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_folder.time, "strftime", lambda _: "20250131-120000")
     names = [RunFolder.create(make_config(tmp_path), "ppo").name for _ in range(3)]
@@ -63,6 +93,18 @@ def test_sinks_write_into_the_folder_and_a_resumed_run_is_marked(tmp_path: Path)
     sink.close()
     run.open_sinks(resumed_at=10).close()
     assert read_metrics(run.metrics_path) == [{"step": 10, "train/lr": 1.0}]
+
+
+def test_runs_that_share_a_folder_of_the_metric_service_are_told_apart(tmp_path: Path) -> None:
+    log = LogConfig(name="mine", log_dir=str(tmp_path / "board"))
+    for step in (8, 16):
+        sink = RunFolder.create(make_config(tmp_path, log=log), "ppo").open_sinks()
+        sink.log(step, {"train/lr": 1.0})
+        sink.close()
+    assert sorted(path.parent.relative_to(tmp_path) for path in tmp_path.rglob("events.*")) == [
+        Path("board/mine/tensorboard"),
+        Path("board/mine-2/tensorboard"),
+    ]
 
 
 def test_what_is_not_a_run_is_refused_by_name(tmp_path: Path) -> None:
