@@ -35,6 +35,10 @@ class Sources(dict[str, str]):
                 del self[known]
         for option in _paths(value, path):
             self[option] = f"command line: {argument}"
+        section = path.rpartition(".")[0]
+        while section and section not in self:  # sections that are written nowhere else
+            self[section] = f"command line: {argument}"
+            section = section.rpartition(".")[0]
 
     def find(self, path: str) -> str:
         """Say where ``path`` was written; where it was not, the nearest section around it; else nothing."""

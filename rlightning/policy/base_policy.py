@@ -441,6 +441,10 @@ class BasePolicy(nn.Module, ABC):
         self._require_init("init_weight_buffer")
         self._weight_import.use_buffer(shared_weight_buffer)
 
+    def end_weight_buffer(self) -> None:
+        """Let weights go straight in again, whatever buffer was in use."""
+        self._weight_import.end_buffer()
+
     def may_share_memory(self) -> bool:
         """Tell whether weights may come and go by memory of a node; not where an author sends or receives otherwise."""
         names = ("send_weights", "recv_weights", "import_bundle", "export_bundle")
@@ -462,6 +466,7 @@ class BasePolicy(nn.Module, ABC):
     def unlink_weight_buffer(self) -> None:
         """Say that all have mapped the buffer: nothing of it is left behind when they end."""
         self._weight_import.unlink_buffer()
+        self._weight_export.unlink_buffer()
 
     def update_weights_from_buffer(self) -> None:
         """Put the newest complete weights of the buffer in force, between two requests."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from typing import Any
 
 from rlightning.config import PolicyConfig
 from rlightning.errors import ConfigError, PlacementError, WeightSyncError, WorkerError
@@ -20,6 +22,11 @@ logger = logging.getLogger(__name__)
 
 _SETTLE_S = 60.0
 """Seconds to wait for weights that were announced before others are sent."""
+
+
+_NUMBERS = itertools.count()
+_PREPARED: dict[int, int] = {}
+"""For each policy, by ``_identity``, the number of its last preparation by a group of this process."""
 
 
 def weight_carrier(config: PolicyConfig) -> str:
@@ -59,6 +66,7 @@ class GroupWeights:
         self.announced: dict[WorkerHandle, int] = {}
         self._strategy = "None"
         self._way: WeightSync | None = None
+        self._number = -1  # of the preparation of the way
         self._is_settled = True  # whether announced weights are known to be in force
         self._is_unannounced = False  # whether weights were sent and nobody was told
         self._sent_version = -1
@@ -85,6 +93,8 @@ class GroupWeights:
         """Make new buffers before the next transfer."""
         self._way, self._is_settled, self._is_unannounced = None, True, False
         self.announced = {}
+        for member in self._members.everybody():
+            _PREPARED.pop(_identity(member.target), None)  # other groups have to prepare them anew as well
 
     def deliveries(self) -> list[Delivery]:
         """Apply the transfer plan to the policies where they are now."""
@@ -137,7 +147,12 @@ class GroupWeights:
             # Weights that nobody was told of may lie complete in some buffers, whose next place to write is then what
             # their policies act with.
             self._way = None
+        members = [_identity(member.target) for member in self._members.everybody()]
+        if any(_PREPARED.get(member) != self._number for member in members):
+            self._way = None  # a policy knows one buffer, and another group has prepared one of these since
         if self._way is None:
+            self._number = next(_NUMBERS)
+            _PREPARED.update(dict.fromkeys(members, self._number))
             way = self._choose_way()
             way.prepare(self._members.timeout_s)
             self._way = way
@@ -193,6 +208,11 @@ class GroupWeights:
                 mismatches.append(Mismatch(index, "version", version, found_version))
             mismatches += differences(index, expected, found)
         return mismatches
+
+
+def _identity(policy: Any) -> int:
+    """Name a policy by a number; several handles of one Ray actor are one policy."""
+    return hash(policy) if isinstance(policy, Hashable) else id(policy)
 
 
 def log_mismatches(mismatches: Sequence[Mismatch]) -> None:

@@ -72,6 +72,11 @@ class WeightExport:
         check_key(self._acting.look().layout, buffer.layout.key, self._policy._who)
         self._mapped = buffer
 
+    def unlink_buffer(self) -> None:
+        """Remove the name of the buffer that was mapped, since all have mapped it."""
+        if self._mapped is not None:
+            self._mapped.unlink()
+
     def hand_over(self) -> Slots:
         """Write into memory of one's own and give a handle of it."""
         layout = self._acting.look().layout
@@ -82,6 +87,8 @@ class WeightExport:
 
     def end_hand_over(self) -> None:
         """Make new memory for the next handle, because another policy will get it."""
+        if self._handed_over is not None:
+            self._handed_over.unlink()  # who was to map it may be gone
         self._handed_over = None
 
     def _look(self) -> Look:

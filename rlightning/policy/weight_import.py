@@ -110,6 +110,13 @@ class WeightImport:
             self._updater = Updater(self._follow)
             threading.Thread(target=self._updater.run, name="weight updater", daemon=True).start()
 
+    def end_buffer(self) -> None:
+        """Let weights go straight in from now on."""
+        if self._slots is not None:
+            with self._gate.update():
+                self.take_own_memory()
+                self._slots = None
+
     def make_buffer(self, parts: int, copies: int) -> Slots:
         """Make a buffer that the policies of this node can map."""
         self._made = Slots.create_shared(self._policy.weight_layout(), parts, copies)
@@ -121,9 +128,10 @@ class WeightImport:
         self._mapped = buffer
 
     def unlink_buffer(self) -> None:
-        """Remove the name of the buffer that was made, since all have mapped it."""
-        if self._made is not None:
-            self._made.unlink()
+        """Remove the names of buffers that were made or mapped, since all have mapped them."""
+        for slots in (self._made, self._mapped, self._slots):
+            if slots is not None:
+                slots.unlink()
 
     def copy_in(
         self, own: Mapping[str, torch.Tensor], given: Mapping[str, torch.Tensor], receiver: str, version: int
@@ -234,15 +242,14 @@ class WeightImport:
         version: int,
         check_source: Callable[[], None] | None = None,
     ) -> int:
-        with self._outcome:
-            self._check_newer(version)
-            # A failure is noted before the gate opens: nobody shall act with what was loaded half.
-            with self._timer.measure("import"), self._gate.update(), self._outcome:
-                if not self._load_at_once(layout, flat):
-                    self._load(views(), version)
-                if check_source is not None:
-                    check_source()
-                self._policy.version = version
+        # A failure is noted before the gate opens: nobody shall act with what was loaded half.
+        with self._timer.measure("import"), self._gate.update(), self._outcome:
+            self._check_newer(version)  # in here, since another thread may have put newer ones in force meanwhile
+            if not self._load_at_once(layout, flat):
+                self._load(views(), version)
+            if check_source is not None:
+                check_source()
+            self._policy.version = version
         return version
 
     def update_from_buffer(self) -> None:

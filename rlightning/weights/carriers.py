@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from rlightning.errors import RLightningError
@@ -57,56 +58,65 @@ class NodeMemory:
 
     def prepare(self, timeout_s: float | None) -> None:
         """Make the memory and have it mapped."""
-        deliveries = self._deliveries
-
-        def map_all(buffers: Sequence[Future[Slots]]) -> list[Future[None]]:
-            return [
-                worker.call(Sharer.map_weight_buffer, buffer)
-                for delivery, buffer in zip(deliveries, buffers, strict=True)
-                for worker in (delivery.sender, *delivery.receivers)
-            ]
-
-        make_buffers([(delivery.sender, 1, 1) for delivery in deliveries], map_all, timeout_s)
-        self._senders = open_lines([delivery.sender for delivery in deliveries], CHANNEL, timeout_s)
-        self._receivers = [open_lines(delivery.receivers, CHANNEL, timeout_s) for delivery in deliveries]
+        wanted = [
+            NewBuffer(one.sender, [(worker, Sharer.map_weight_buffer) for worker in (one.sender, *one.receivers)], 1, 1)
+            for one in self._deliveries
+        ]
+        make_buffers(wanted, timeout_s)
+        self._senders = open_lines([one.sender for one in self._deliveries], CHANNEL, timeout_s)
+        self._receivers = [open_lines(one.receivers, CHANNEL, timeout_s) for one in self._deliveries]
 
     def write(self) -> list[Future[Any]]:
         """Let the learners write, without waiting for them."""
         return [line.call(Sender.send_weights, ()) for line in self._senders]
 
     def read(self, written: Sequence[Future[Any]], timeout_s: float | None, *, in_parts: bool = False) -> list[int]:
-        """Let the eval policies copy what was written, all of it or each its part; gives the version at each."""
-        gather(written, timeout_s)
+        """Let the eval policies copy what was written, all of it or each its part; gives the versions of all."""
+        sent = gather(written, timeout_s)
         calls = [
             line.call(Receiver.recv_weights_ipc, None, part if in_parts else None)
             for lines in self._receivers
             for part, line in enumerate(lines)
         ]
-        return gather(calls, timeout_s)
+        return [*sent, *gather(calls, timeout_s)]
 
 
-def make_buffers(
-    makers: Sequence[tuple[WorkerHandle, int, int]],
-    map_all: Callable[[Sequence[Future[Slots]]], Sequence[Future[None]]],
-    timeout_s: float | None,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class NewBuffer:
+    """A buffer to be made.
+
+    Attributes:
+        maker: Who makes it.
+        maps: Who maps it, each with the method by which.
+        parts: Parts that a version is written in.
+        copies: Versions that it holds: two where those who map it act with its memory, one where they copy it.
+    """
+
+    maker: WorkerHandle
+    maps: Sequence[tuple[WorkerHandle, Callable[[Any, Slots], None]]]
+    parts: int
+    copies: int
+
+
+def make_buffers(wanted: Sequence[NewBuffer], timeout_s: float | None) -> None:
     """Have workers make buffers, and have others map them; no file is left behind, also where that fails.
 
+    The buffers stay futures: what the policies of a node map is not for this process, which may be on another machine.
+
     Args:
-        makers: Workers, with the parts and the copies of the buffer that each makes.
-        map_all: Given the buffers, calls those who map them. They stay futures: what the policies of a node map is not
-            for this process, which may be on another machine.
+        wanted: The buffers.
         timeout_s: Seconds that all of it may take.
     """
 
-    def unlink() -> None:
-        gather([maker.call(Sharer.unlink_weight_buffer) for maker, _, _ in makers], timeout_s)
+    def unlink(workers: Sequence[WorkerHandle]) -> None:
+        gather([worker.call(Sharer.unlink_weight_buffer) for worker in workers], timeout_s)
 
-    buffers = [maker.call(Sharer.share_weight_buffer, parts, copies) for maker, parts, copies in makers]
+    made = [(one, one.maker.call(Sharer.share_weight_buffer, one.parts, one.copies)) for one in wanted]
     try:
-        gather(map_all(buffers), timeout_s)
+        gather([worker.call(method, buffer) for one, buffer in made for worker, method in one.maps], timeout_s)
+        unlink([one.maker for one in wanted])
     except RLightningError:
+        # Whoever made it may be gone; those who have mapped it know its name, too.
         with suppress(RLightningError):
-            unlink()
+            unlink([worker for one in wanted for worker in (one.maker, *(mapping for mapping, _ in one.maps))])
         raise
-    unlink()

@@ -36,7 +36,7 @@ class Sharer(Protocol):
         """
 
     def unlink_weight_buffer(self) -> None:
-        """Say that all have mapped the buffer: nothing of it is left behind when they end."""
+        """Say that all have mapped the buffers made or mapped here: nothing of them is left behind when they end."""
 
 
 class Sender(Sharer, Protocol):
@@ -85,6 +85,9 @@ class Receiver(Sharer, Protocol):
         Raises:
             WeightSyncError: If the shared buffer is laid out for another network.
         """
+
+    def end_weight_buffer(self) -> None:
+        """Let weights go straight in again, whatever buffer was in use."""
 
     def recv_weights(self, payload: Bundle | BundlePart | None = None) -> int:
         """Take weights: into the buffer, in force with the next update; without a buffer in force at once.
@@ -154,3 +157,9 @@ class Delivery:
 def can_share(worker: Any) -> bool:
     """Ask a worker whether it shares memory; who stands in for a policy may offer the documented hooks alone."""
     return hasattr(worker, "may_share_memory") and bool(worker.may_share_memory())
+
+
+def go_straight(worker: Any) -> None:
+    """Have a worker do without a buffer; who stands in for a policy has none."""
+    if hasattr(worker, "end_weight_buffer"):
+        worker.end_weight_buffer()

@@ -95,19 +95,13 @@ class Slots:
 
         The file lies in memory where there is room, else in the folder for temporary files. Call ``unlink`` as soon as
         all have mapped it; then nothing is left behind, however they end.
+
+        Raises:
+            WeightSyncError: If there is no room in either of them.
         """
         size = _pages(16 * copies * parts) + copies * _pages(layout.num_bytes)
-        in_memory = _SHARED_MEMORY.is_dir() and shutil.disk_usage(_SHARED_MEMORY).free > size
-        folder = _SHARED_MEMORY if in_memory else Path(tempfile.gettempdir())
-        path = folder / f"rlightning-weights-{uuid.uuid4().hex}"
         description = json.dumps({"parts": parts, "copies": copies, "layout": layout.to_json()})
-        with path.open("xb") as file:
-            path.chmod(0o600)
-            file.truncate(size)
-            file.seek(size)
-            file.write(description.encode())
-            file.write(size.to_bytes(8, "little"))
-        slots = _attach(str(path))
+        slots = _attach(str(_make_file(size, description.encode() + size.to_bytes(8, "little"))))
         for flat in slots._flats:
             flat.zero_()  # the first touch of a page costs more than all later ones
         return slots
@@ -244,6 +238,28 @@ def _attach(path: str) -> Slots:
         slots = _MAPPED[path] = Slots(layout, description["parts"], description["copies"], memory=memory)
         slots._path = path
     return slots
+
+
+def _make_file(size: int, tail: bytes) -> Path:
+    """Make a file of ``size`` bytes and a tail, in the first folder that has room for it."""
+    folders = [folder for folder in (_SHARED_MEMORY, Path(tempfile.gettempdir())) if folder.is_dir()]
+    for folder in folders:
+        path = folder / f"rlightning-weights-{uuid.uuid4().hex}"
+        if shutil.disk_usage(folder).free <= size:
+            continue
+        try:
+            with path.open("xb") as file:
+                path.chmod(0o600)
+                if hasattr(os, "posix_fallocate"):
+                    # Others may take the room meanwhile: that is an error now, and would be the end of a process later.
+                    os.posix_fallocate(file.fileno(), 0, size)
+                file.truncate(size)
+                file.seek(size)
+                file.write(tail)
+            return path
+        except OSError:
+            path.unlink(missing_ok=True)
+    raise WeightSyncError(f"there is no room for {size} bytes of weights in {' or '.join(map(str, folders))}")
 
 
 def _pages(num_bytes: int) -> int:

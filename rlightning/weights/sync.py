@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
-from rlightning.errors import CallTimeout, WeightSyncError, WorkerError
-from rlightning.runtime import Future, Line, gather, open_lines, wait
-from rlightning.weights.carriers import Carry, NodeMemory, make_buffers
-from rlightning.weights.delivery import CHANNEL, Delivery, Receiver, Sender
-from rlightning.weights.slots import Slots
+from rlightning.errors import CallTimeout, RLightningError, WeightSyncError, WorkerError
+from rlightning.runtime import Future, Line, WorkerHandle, gather, open_lines, wait
+from rlightning.weights.carriers import Carry, NewBuffer, NodeMemory, make_buffers
+from rlightning.weights.delivery import CHANNEL, Delivery, Receiver, Sender, go_straight
 
 _REPORT_S = 10.0
 """Seconds that it may take to find out how the process of an eval policy ended."""
@@ -53,6 +53,8 @@ class DirectSync:
         self._far = [delivery for delivery in deliveries if delivery.receivers and not delivery.by_memory]
 
     def prepare(self, timeout_s: float | None) -> None:
+        # By another way there may have been buffers, from which nobody would put anything in force now.
+        gather([actor.run(go_straight) for delivery in self._deliveries for actor in delivery.actors], timeout_s)
         self._near.prepare(timeout_s)
 
     def send(self, timeout_s: float | None) -> int:
@@ -72,9 +74,21 @@ class ColocatedSync(DirectSync):
     """From each learner into the eval policy beside it, by a handle of the memory and not by the bytes."""
 
     def prepare(self, timeout_s: float | None) -> None:
-        gather([delivery.sender.call(Sender.end_hand_over) for delivery in self._deliveries], timeout_s)
+        super().prepare(timeout_s)
+        self._end_hand_over(timeout_s)
 
     def send(self, timeout_s: float | None) -> int:
+        try:
+            return self._hand_over(timeout_s)
+        except RLightningError:
+            with suppress(RLightningError):
+                self._end_hand_over(timeout_s)  # nobody may have come for the memory
+            raise
+
+    def _end_hand_over(self, timeout_s: float | None) -> None:
+        gather([delivery.sender.call(Sender.end_hand_over) for delivery in self._deliveries], timeout_s)
+
+    def _hand_over(self, timeout_s: float | None) -> int:
         calls = [
             receiver.channel(CHANNEL).call(Receiver.recv_weights_ipc, delivery.sender.call(Sender.send_weights_ipc))
             for delivery in self._deliveries
@@ -93,7 +107,7 @@ class DoubleSync(DirectSync):
         self._announcing: list[Future[None]] = []
 
     def prepare(self, timeout_s: float | None) -> None:
-        super().prepare(timeout_s)
+        self._near.prepare(timeout_s)
         gather([actor.call(Receiver.init_weight_buffer) for actor in self._actors], timeout_s)
         self._lines = open_lines(self._actors, CHANNEL, timeout_s)
 
@@ -128,14 +142,13 @@ class SharedSync(DoubleSync):
     def prepare(self, timeout_s: float | None) -> None:
         self._near.prepare(timeout_s)
 
-        def map_all(buffers: Sequence[Future[Slots]]) -> list[Future[None]]:
-            held = list(zip(self._deliveries, buffers, strict=True))
-            maps = [actor.call(Receiver.init_weight_buffer, buffer) for one, buffer in held for actor in one.actors]
-            return maps + [
-                one.sender.call(Sender.map_weight_buffer, buffer) for one, buffer in held if not one.receivers
-            ]
-
-        make_buffers([(one.actors[0], self._parts(one), 2) for one in self._deliveries], map_all, timeout_s)
+        wanted = []
+        for one in self._deliveries:
+            maps: list[tuple[WorkerHandle, Any]] = [(actor, Receiver.init_weight_buffer) for actor in one.actors]
+            if not one.receivers:
+                maps.append((one.sender, Sender.map_weight_buffer))
+            wanted.append(NewBuffer(one.actors[0], maps, self._parts(one), 2))
+        make_buffers(wanted, timeout_s)
         self._lines = open_lines(self._actors, CHANNEL, timeout_s)
         self._writers = open_lines([one.sender for one in self._deliveries if not one.receivers], CHANNEL, timeout_s)
 

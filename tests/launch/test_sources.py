@@ -54,3 +54,12 @@ def test_an_argument_covers_all_that_it_sets(sources: Sources) -> None:
     sources.record_argument("envs", [{"name": "c"}], "envs=[{name: c}]")
     assert sources.find("envs.0.name") == "command line: envs=[{name: c}]"
     assert sources.find("envs.1.name") == "command line: envs=[{name: c}]"
+
+
+def test_a_section_that_only_an_argument_makes_comes_from_that_argument():
+    sources = Sources({"policy": "mine.yaml:11"})
+    sources.record_argument(
+        "policy.weight_bufer.buffer_strategy", "Shared", "policy.weight_bufer.buffer_strategy=Shared"
+    )
+    assert sources.find("policy.weight_bufer") == "command line: policy.weight_bufer.buffer_strategy=Shared"
+    assert sources.find("policy") == "mine.yaml:11"

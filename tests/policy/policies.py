@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 import numpy as np
 import torch
@@ -240,6 +241,16 @@ class Forgetful(NumberedOfEveryKind):
 
     def forget_memory(self):
         self._weight_import._mapped = None
+
+
+class Dying(NumberedOfEveryKind):
+    """A learner whose process ends when it is to map memory that others have mapped by then."""
+
+    def map_weight_buffer(self, shared_weight_buffer):
+        if self.role_type is PolicyRole.TRAIN:
+            time.sleep(1.0)  # until the answer to the call before is on its way
+            os._exit(1)
+        super().map_weight_buffer(shared_weight_buffer)
 
 
 class Peer(LinearPolicy):

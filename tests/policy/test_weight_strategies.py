@@ -11,7 +11,7 @@ from rlightning.policy.policy_group import PolicyGroup
 from rlightning.runtime import as_handle, gather
 from rlightning.runtime.spawn import WorkerPool, WorkerSpec
 from rlightning.weights.slots import _MAPPED
-from tests.policy.policies import Forgetful, NumberedOfEveryKind, OwnLoading, batch
+from tests.policy.policies import Dying, Forgetful, NumberedOfEveryKind, OwnLoading, batch
 from tests.policy.pushes import STRATEGIES, TRAIN, config_for, push
 
 REMOTE = {"local": [False] * 4, "ray": [True] * 4, "mixed": [False, True, False, True]}
@@ -78,6 +78,10 @@ def ask(worker, method, *args):
 
 def mapped_file(policy):
     return Path(policy._weight_export._mapped._path)
+
+
+def file_to_read(policy):
+    return Path(policy._weight_import._mapped._path)
 
 
 def train(group):
@@ -345,6 +349,64 @@ def test_colocated_policies_hand_over_in_pairs(places):
         assert seen(group) == [([version], version)]
         train(group)
     assert group.compare_weights()[0].name == "version"
+
+
+@pytest.mark.parametrize("first", ["Double", "Shared"])
+@pytest.mark.parametrize("then", ["None", "colocated"])
+def test_weights_go_straight_in_where_another_way_had_buffers(places, first, then):
+    group = places(NumberedOfEveryKind, first, actors=1)
+    push(group)
+    train(group)
+    if then == "colocated":
+        group.init_placement_info(is_colocated=True)
+    else:
+        group.config = config_for(then)
+        group.init_weight_buffer()
+    push(group)
+    assert seen(group) == [([1], 1)]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_groups_that_share_policies_push_by_turns_and_each_reaches_all_of_its_own(places, strategy):
+    first = places(NumberedOfEveryKind, strategy)
+    learner, (_, *others) = first.train_list[0], first.eval_list
+    groups = [first, PolicyGroup([learner], others, config_for(strategy), call_timeout_s=60)]
+    groups[1].init_weight_buffer()
+    for version in range(4):
+        group = groups[version % 2]
+        assert push(group) == version
+        assert seen(group) == [([version], version)] * len(group.eval_list)
+        train(first)
+
+
+def test_no_file_is_left_behind_where_a_colocated_policy_does_not_come_for_the_weights():
+    config, given = config_for("None"), []
+
+    class Giving(NumberedOfEveryKind):
+        def send_weights_ipc(self):
+            given.append(super().send_weights_ipc())
+            return given[-1]
+
+    group = PolicyGroup([Giving(config, PolicyRole.TRAIN)], [Giving(config, PolicyRole.EVAL)], config)
+    group.init_train(TRAIN)
+    group.init_placement_info(is_colocated=True)
+    with pytest.raises(WorkerError, match="call init_eval before"):
+        group.sync_weights()
+    assert [Path(slots._path).exists() for slots in given] == [False]
+
+
+@pytest.mark.ray
+def test_no_file_is_left_behind_where_the_policy_that_made_it_ends_before_all_have_mapped_it(ray_cluster):
+    pool = WorkerPool()
+    try:
+        learner, actor = pool.start([spec(Dying, 0, True), spec(Dying, 1, True)])
+        group = PolicyGroup([learner], [actor], config_for("None"), call_timeout_s=60)
+        group.init(TRAIN)
+        with pytest.raises(WorkerError, match=r"train\[0\].map_weight_buffer"):
+            group.sync_weights()
+        assert not as_handle(actor).run(file_to_read).result(60).exists()
+    finally:
+        pool.stop()
 
 
 def test_colocated_groups_with_more_eval_than_train_policies_are_refused():

@@ -3,6 +3,7 @@
 import pickle
 import subprocess
 import sys
+import tempfile
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from rlightning.errors import ProtocolError, WeightSyncError
 from rlightning.weights import Layout, Slots
-from rlightning.weights.layout import copy_all
+from rlightning.weights.layout import TensorSpec, copy_all
 from tests.weights.hasty import Hasty
 
 
@@ -158,3 +159,11 @@ slots.write(2, {{"net": {{"w": torch.full((40,), 2.0), "n": torch.tensor(2)}}}})
     del slots
     with pytest.raises(WeightSyncError, match=f"{path} cannot be mapped"):
         pickle.loads(message.read_bytes())
+
+
+def test_weights_that_find_no_room_are_refused_and_leave_no_file_behind(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    layout = Layout.from_specs((TensorSpec("net", "weight", "uint8", (2**50,), 0, 2**50),))
+    with pytest.raises(WeightSyncError, match=rf"no room for {2**51 + 4096} bytes of weights in .*{tmp_path}"):
+        Slots.create_shared(layout)
+    assert list(tmp_path.iterdir()) == []
