@@ -138,7 +138,7 @@ def test_ctrl_c_while_ray_starts_leaves_no_process(tmp_path):
 
 
 def in_a_shell(code):
-    """What a shell shows. Python itself ends by the signal where an interrupt has passed through ``exec`` under ``-m``."""
+    """What a shell shows. Under ``-m`` Python ends by the signal itself where an interrupt passed through ``exec``."""
     return code if code >= 0 else 128 - code
 
 
