@@ -29,6 +29,7 @@ def test_a_worker_starts_without_what_it_does_not_need(modules, heavy):
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=100).returncode == 0
 
 
+@pytest.mark.slow
 def test_a_run_that_compiles_nothing_loads_no_compiler(tmp_path):
     program = (
         "import sys\n"

@@ -179,6 +179,8 @@ def test_ctrl_c_is_not_lost_in_a_module_that_swallows_it_while_it_is_loaded(fold
         text=True,
         env=environment(),
         check=False,
+        # What runs in the background of a script inherits that interrupts are ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     # A shell shows the end by signal 2 as 130.
     assert done.returncode == -signal.SIGINT, done.stdout + done.stderr
@@ -207,6 +209,7 @@ def test_a_run_from_its_start_to_its_end(folder: Path) -> None:
     assert "epoch-00000099" in missing.stderr
 
 
+@pytest.mark.slow
 def test_a_terminal_that_lacks_characters_is_no_failure(folder: Path) -> None:
     done = subprocess.run(
         command("train", "tiny.yaml"),
