@@ -1,6 +1,7 @@
 """Programs of their own, and what is left of them."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -25,6 +26,8 @@ class Program:
                 stdout=stdout,
                 stderr=stderr,
                 start_new_session=True,
+                # What runs in the background of a script inherits that interrupts are ignored.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )
 
     @property
