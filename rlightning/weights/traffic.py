@@ -46,7 +46,8 @@ def weight_routes(
     """List the ways of one push.
 
     The object store fetches what it holds once per node, whatever the number of receivers; they copy it out. A
-    broadcast reaches each receiver by itself. Into shared memory one copy is written per node.
+    broadcast reaches each receiver by itself. Into shared memory one copy is written per node; out of memory that is
+    handed on within a node, each receiver copies its own.
 
     Args:
         placement: Node -> names of its policies by role; see ``rlightning.weights.topology``.
@@ -66,6 +67,8 @@ def weight_routes(
             how = transport(strategy, same_process=same_process, intra_node=item["intra_node"], node_memory=node_memory)
             if broadcast and item["receiver"] and not same_process:
                 how = BROADCAST
+            # The sender copies them into memory first, except into that with which all act ("Shared").
+            is_handed_on = node_memory and item["intra_node"] and bool(item["receiver"]) and not same_process
             per_node = strategy in ("Shared", "Sharded")
             routes.append(
                 WeightRoute(
@@ -75,7 +78,7 @@ def weight_routes(
                     receivers=receivers,
                     how=how,
                     link_bytes=0 if item["intra_node"] else copies * num_bytes,
-                    node_bytes=num_bytes * (1 if per_node else len(receivers)),
+                    node_bytes=num_bytes * ((1 if per_node else len(receivers)) + is_handed_on),
                 )
             )
     return routes

@@ -48,6 +48,9 @@ def test_processes_of_one_node_hand_on_by_memory_and_others_do_not(strategy):
     ways = {(route.node, route.target): route.how for route in routes}
     assert ways.pop(("d", "d")) == "shared memory"
     assert all(way.startswith("Ray's object store") for way in ways.values())
+    # 100 bytes out of the learner of d, and into its two eval policies, or once into what both act with.
+    (own,) = [route.node_bytes for route in routes if route.target == "d"]
+    assert own == {"None": 300, "Double": 300, "Shared": 100, "Sharded": 200}[strategy]
 
 
 def test_colocated_pairs_use_no_link():
