@@ -12,6 +12,7 @@ from hypothesis import settings
 
 from rlightning.runtime.spawn import WorkerPool, WorkerSpec
 
+collect_ignore = ["e2e/runs_of_0_1_0"]
 torch.set_num_threads(1)
 # torch asks for the name of every address that it connects to, and a name server that loses a question would cost five
 # seconds each time. Processes that tests start inherit it.
