@@ -36,6 +36,34 @@ _MANIFEST = "manifest.json"
 _ASIDE = ".old"
 _ASIDE_NAME = re.compile(rf"\..+{re.escape(_ASIDE)}")
 _MARKS = ("__tensor__", "__array__", "__scalar__", "__tuple__", "__items__")
+_BASIC = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
+_BASIC |= {torch.float16, torch.bfloat16, torch.float32, torch.float64}
+"""What safetensors of any version writes; tensors of other dtypes are written as bytes."""
+
+
+class _ByBytes(torch.Tensor):
+    """A tensor that is pickled as its bytes; what is computed from it is an ordinary one."""
+
+    __torch_function__: Any = torch._C._disabled_torch_function_impl
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _from_bytes, (_as_bytes(self), str(self.dtype).removeprefix("torch."), tuple(self.shape))
+
+
+def as_picklable(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a view of a tensor that can be sent to other processes; torch cannot pickle all dtypes."""
+    return tensor if tensor.dtype in _BASIC or tensor.is_quantized else tensor.detach().as_subclass(_ByBytes)
+
+
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _from_bytes(flat: torch.Tensor, dtype: str, shape: Iterable[int]) -> torch.Tensor:
+    kind = getattr(torch, dtype)
+    if not isinstance(kind, torch.dtype):
+        raise ValueError(f"{dtype} is no dtype")
+    return as_picklable(flat.clone().view(kind).view(tuple(shape)))
 
 
 def save_state(folder: Path | str, states: Mapping[str, Any]) -> Path:
@@ -100,7 +128,16 @@ def load_state(folder: Path | str, names: Iterable[str] | None = None) -> dict[s
             raise CheckpointError(f"{file} is not a safetensors file: {error}") from error
         try:
             states[name] = _decode(structure, tensors)
-        except (KeyError, TypeError, ValueError, IndexError, OverflowError, RecursionError) as error:
+        except (
+            KeyError,
+            TypeError,
+            ValueError,
+            IndexError,
+            OverflowError,
+            RecursionError,
+            AttributeError,
+            RuntimeError,
+        ) as error:
             raise CheckpointError(
                 f"{folder / name}.json does not describe what {file.name} holds: {error!r}"
             ) from error
@@ -177,13 +214,13 @@ def _encode(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, torch.Tensor):
-        return {"__tensor__": _keep(value, path, tensors)}
+        return {"__tensor__": _keep(value, path, tensors)} | _described(value)
     if isinstance(value, np.ndarray):
         try:
             tensor = torch.from_numpy(np.array(value, value.dtype.newbyteorder("="), order="C"))
         except TypeError as error:
             raise CheckpointError(f"{path} cannot be stored: {error}") from error
-        return {"__array__": _keep(tensor, path, tensors)}
+        return {"__array__": _keep(tensor, path, tensors)} | _described(tensor)
     if isinstance(value, tuple):
         return {"__tuple__": [_encode(item, f"{path}.{i}", tensors) for i, item in enumerate(value)]}
     if isinstance(value, list):
@@ -218,10 +255,18 @@ def _keep(tensor: torch.Tensor, path: str, tensors: dict[str, torch.Tensor]) -> 
     while name in tensors:
         name += "'"
     try:
-        tensors[name] = tensor.detach().to("cpu", copy=True).contiguous()
+        copied = tensor.detach().to("cpu", copy=True).contiguous()
+        tensors[name] = copied if tensor.dtype in _BASIC else _as_bytes(copied)
     except RuntimeError as error:
         raise CheckpointError(f"{path} cannot be stored: {error}") from error
     return name
+
+
+def _described(tensor: torch.Tensor) -> dict[str, Any]:
+    """Describe a tensor that is written as its bytes."""
+    if tensor.dtype in _BASIC:
+        return {}
+    return {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
 
 
 def _decode(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
@@ -230,9 +275,9 @@ def _decode(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
     if not isinstance(value, dict):
         return value
     if "__tensor__" in value:
-        return tensors[value["__tensor__"]]
+        return _take(value["__tensor__"], value, tensors)
     if "__array__" in value:
-        return tensors[value["__array__"]].numpy()
+        return _take(value["__array__"], value, tensors).numpy()
     if "__scalar__" in value:
         name, plain = value["__scalar__"]
         dtype = np.dtype(name)
@@ -244,6 +289,12 @@ def _decode(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
     if "__items__" in value:
         return {key: _decode(item, tensors) for key, item in value["__items__"]}
     return {key: _decode(item, tensors) for key, item in value.items()}
+
+
+def _take(name: str, described: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    if "dtype" not in described:
+        return tensors[name]
+    return _from_bytes(tensors[name], described["dtype"], described["shape"])
 
 
 def _write(path: Path, content: bytes, sums: dict[str, str]) -> None:

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from rlightning import checkpoint
 from rlightning.checkpoint import is_whole, load_state, newest_whole, save_state
 from rlightning.errors import CheckpointError
+from rlightning.policy.base_policy import clone_checkpoint_value
+from tests.policy.policies import UNUSUAL_DTYPES
 
 FILES = ["a.json", "a.safetensors", "b.json", "b.safetensors", "manifest.json"]
 STATES = {"a": {"weight": torch.arange(6.0).view(2, 3), "step": 7}, "b": {"array": np.arange(3), "name": "x"}}
@@ -141,7 +143,7 @@ def test_numpy_numbers_go_on_with_their_digits_and_foreign_byte_orders_come_back
         ({(1, 2): 3}, r"state.bad cannot be stored: its key \(1, 2\)"),
         ({b"x": 3}, "state.bad cannot be stored: its key b'x'"),
         (torch.eye(2).to_sparse(), "state.bad cannot be stored"),
-        (torch.ones(2, dtype=torch.complex128), "state cannot be stored.*complex128"),
+        (torch.zeros(2, dtype=torch.uint8).view(torch.uint4), "state.bad cannot be stored.*UInt4"),
         (10**5000, "state cannot be stored.*4300 digits"),
     ],
     ids=lambda value: None if isinstance(value, str) else type(value).__name__,
@@ -351,3 +353,34 @@ def test_without_a_whole_checkpoint_the_damaged_ones_are_named(tmp_path):
     (tmp_path / "epoch-1").mkdir()
     with pytest.raises(CheckpointError, match="damaged: epoch-1"):
         newest_whole(tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+@pytest.mark.parametrize("dtype", [*UNUSUAL_DTYPES, torch.complex32])
+@pytest.mark.parametrize("shape", [(2, 8), (0, 4), ()])
+def test_tensors_that_torch_cannot_pickle_or_safetensors_cannot_write_come_back_and_can_be_sent(tmp_path, dtype, shape):
+    count = math.prod(shape) * dtype.itemsize
+    tensor = torch.arange(count, dtype=torch.uint8).view(dtype).view(shape)
+    save_state(tmp_path / "c", {"a": {"x": clone_checkpoint_value(tensor)}})
+    loaded = load_state(tmp_path / "c")["a"]["x"]
+    for there in (loaded, clone_checkpoint_value(tensor)):
+        for _ in range(2):
+            assert (there.dtype, there.shape) == (dtype, shape)
+            assert there.reshape(-1).view(torch.uint8).tolist() == list(range(count))
+            there = pickle.loads(pickle.dumps(there))
+    assert type(loaded.reshape(-1)) is torch.Tensor
+
+
+def test_arrays_of_such_dtypes_come_back_as_arrays(tmp_path):
+    arrays = [np.arange(3, dtype=np.uint16), np.array([1 + 2j]), np.arange(2, dtype=np.uint64)]
+    save_state(tmp_path / "c", {"a": arrays})
+    assert [(a.dtype, a.tolist()) for a in load_state(tmp_path / "c")["a"]] == [(a.dtype, a.tolist()) for a in arrays]
+
+
+@pytest.mark.parametrize("described", ['"dtype": "nn"', '"dtype": "float7"', '"dtype": "uint16", "shape": [7]'])
+def test_bytes_that_are_described_wrongly_are_refused_by_name(tmp_path, described):
+    folder = save_state(tmp_path / "c", {"a": {"x": torch.arange(4)}})
+    (folder / "a.json").write_text(f'{{"x": {{"__tensor__": "a.x", "shape": [16], {described}}}}}')
+    rewrite_manifest(folder)
+    with pytest.raises(CheckpointError, match=r"a\.json does not describe"):
+        load_state(folder)

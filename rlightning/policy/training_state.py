@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from rlightning.checkpoint import as_picklable
 from rlightning.errors import CheckpointError, WeightSyncError
 from rlightning.policy.tensors import all_tensors
 from rlightning.runtime.generators import global_generators
@@ -32,7 +33,7 @@ def clone_checkpoint_value(value: Any) -> Any:
         The same structure; tensors are owned, detached, contiguous and on the CPU, other leaves are deep copies.
     """
     if isinstance(value, torch.Tensor):
-        return value.detach().to("cpu", copy=True).contiguous()
+        return as_picklable(value.detach().to("cpu", copy=True).contiguous())
     if isinstance(value, Mapping):
         return {key: clone_checkpoint_value(item) for key, item in value.items()}
     if isinstance(value, tuple):

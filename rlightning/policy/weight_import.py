@@ -299,7 +299,8 @@ class WeightImport:
             policy.load_state_dict(tensors, version=version)
             return
         listed = policy.get_trainable_parameters()
-        acting, plain, given = with_buffers(listed, policy._models()), plain_names(listed), tensors
+        acting, plain = with_buffers(listed, policy._models()), plain_names(listed)
+        given = {module: tensors.get(module, {}) for module in listed} if not all(listed.values()) else tensors
         left_out = flatten_names(acting).keys() - flatten_names(plain).keys()
         if left_out or flatten_names(plain).keys() != flatten_names(listed).keys():
             check_same_layout(flatten_names(acting), flatten_names(tensors), policy._who, version)

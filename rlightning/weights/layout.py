@@ -211,9 +211,9 @@ def point_all(
     targets: Mapping[str, Mapping[str, torch.Tensor]], sources: Mapping[str, Mapping[str, torch.Tensor]]
 ) -> None:
     """Let the tensors of ``targets`` use the memory of those of ``sources``, which have the same names and order."""
-    for held, given in zip(targets.values(), sources.values(), strict=True):
-        for tensor, source in zip(held.values(), given.values(), strict=True):
-            tensor.data = source
+    # A module without a tensor that is sent may be named on one side only.
+    for (_, _, tensor), (_, _, source) in zip(each(targets), each(sources), strict=True):
+        tensor.data = source
 
 
 def as_bytes(array: np.ndarray[Any, np.dtype[np.uint8]]) -> torch.Tensor:

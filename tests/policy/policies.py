@@ -15,6 +15,16 @@ from rlightning.policy.tensors import all_tensors
 from rlightning.types import BatchedData, EnvRet, PolicyResponse
 from tests.doubles import LinearPolicy
 
+UNUSUAL_DTYPES = [
+    torch.float8_e4m3fn,
+    torch.float8_e8m0fnu,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+    torch.complex128,
+]
+"""What torch cannot pickle, or safetensors cannot write."""
+
 
 def request(rows, start=0.0):
     """What an env worker of some rows asks: row i observes (start + i, start + i)."""
@@ -69,7 +79,7 @@ class Unusual(Bare):
 
 
 class EveryKind(Bare):
-    """Two modules with buffers of every kind."""
+    """Two modules with buffers of every kind, and buffers of its own that are not kept."""
 
     def construct_network(self, env_meta, *args, **kwargs):
         self.net = nn.Linear(2, 2)
@@ -82,6 +92,15 @@ class EveryKind(Bare):
         self.kinds.register_buffer("zero_dim", torch.tensor(value))
         self.kinds.register_buffer("transposed", (torch.arange(6.0).view(2, 3) * value).t())
         self.kinds.register_buffer("empty", torch.empty(0, 2, dtype=torch.int32))
+        for dtype in UNUSUAL_DTYPES:
+            number = torch.full((2, 16), value, dtype=torch.uint8).view(dtype)
+            self.kinds.register_buffer(f"of_{dtype}".replace(".", "_"), number)
+        for module in (self, self.kinds):
+            module.register_buffer("hidden", torch.full((3,), float(value)), persistent=False)
+            module.register_buffer("mean", None)
+
+    def get_hidden(self):
+        return [*self.hidden.tolist(), *self.kinds.hidden.tolist()]
 
 
 class Scribbling(LinearPolicy):

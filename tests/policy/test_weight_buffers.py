@@ -311,6 +311,38 @@ def test_weights_that_another_thread_asks_for_are_not_those_of_half_a_training_s
     assert {float(number) for tensor in tensors for number in tensor.unique()} == {1.0}
 
 
+class NothingKept(Bare):
+    """Has buffers of its own that are not kept, and lists a module in which there is nothing."""
+
+    def construct_network(self, env_meta, *args, **kwargs):
+        super().construct_network(env_meta)
+        self.register_buffer("hidden", torch.zeros(3), persistent=False)
+
+
+class ListingNothing(NothingKept):
+    """Says so in its own list of what acts."""
+
+    def get_trainable_parameters(self):
+        return {"net": dict(self.net.named_parameters()), "nothing": {}}
+
+    def load_state_dict(self, state_dict, *args, **kwargs):
+        self.net.load_state_dict(state_dict["net"])
+        assert state_dict["nothing"] == {}
+
+
+@pytest.mark.parametrize("cls", [NothingKept, ListingNothing])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_policy_whose_own_buffers_are_not_kept_gets_weights(strategy, cls):
+    learner, actor, group = local_pair(strategy, cls)
+    for _ in range(3):
+        with torch.no_grad():
+            learner.net.weight += 1.0
+        learner._train()
+        push(group)
+        assert group.compare_weights() == []
+        assert torch.equal(actor.net.weight, learner.net.weight)
+
+
 class ParametersOnly(Bare):
     """Lists and loads nothing but parameters, in a way that knows no other names."""
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from rlightning.checkpoint import load_state, save_state
 from rlightning.config import PolicyConfig
 from rlightning.errors import WeightSyncError, WorkerError
 from rlightning.policy.base_policy import PolicyRole
@@ -103,6 +104,20 @@ def test_tensors_of_every_kind_arrive_bit_for_bit(places, strategy):
     assert group.compare_weights() == []
     assert group.verify_eval_weight_consistency(rtol=0.0)
     assert group.verify_eval_weight_consistency()
+
+
+def test_a_state_with_tensors_of_every_kind_is_saved_and_taken_back(places, tmp_path):
+    group = places(NumberedOfEveryKind, "Double")
+    train(group)
+    expected = ask(group.train_list[0], NumberedOfEveryKind.get_bundle_digest)
+    save_state(tmp_path / "c", {"policy": group.get_training_state()})
+    train(group)
+    group.load_training_state(load_state(tmp_path / "c")["policy"])
+    assert ask(group.train_list[0], NumberedOfEveryKind.get_bundle_digest) == expected
+    assert group.compare_weights() == []
+    # What is not kept stays each policy's own: neither sent nor saved.
+    hidden = [ask(policy, NumberedOfEveryKind.get_hidden) for policy in (*group.train_list, *group.eval_list)]
+    assert hidden == [[3.0] * 6] + [[0.0] * 6] * 3
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
