@@ -32,11 +32,14 @@ class BaseEnv(ABC):
             difficulty by it.
         logged_info: Names in ``EnvRet.info`` of numbers [N] whose means over the steps of an epoch are logged as
             ``env/<name>``, such as the terms of the reward.
+        render_fps: Steps per second of the env's own time, so that videos last as long as the episode; None where
+            that is unknown.
     """
 
     meta: EnvMeta
     purpose: Purpose = "train"
     logged_info: Sequence[str] = ()
+    render_fps: float | None = None
 
     def __init__(self, config: EnvConfig) -> None:
         self.config = config

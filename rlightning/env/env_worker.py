@@ -230,6 +230,10 @@ class EnvWorker:
         except SystemExit as error:
             raise _ended_program(error, self._meta.name, self.name, "render") from error
 
+    def render_fps(self) -> float | None:
+        """Return the steps per second of the env's own time; None where that is unknown."""
+        return self._env.render_fps
+
     def close(self) -> None:
         """Close the env; may be called twice."""
         try:

@@ -123,7 +123,7 @@ class _Capture:
 
     def __init__(self) -> None:
         self._numbers: dict[int, int] = {}
-        self._memory: dict[int, int] = {}
+        self._memory: dict[int, dict[int, np.ndarray[Any, Any]]] = {}
         self._seen: list[Any] = []
 
     def node(self, value: Any, path: str) -> Node:
@@ -198,8 +198,13 @@ class _Capture:
             raise NotStorable(f"{path} is an array of {array.dtype}")
         owner = _owner(array)
         is_view = _is_foreign(owner)
-        if not is_view and self._memory.setdefault(id(owner), id(array)) != id(array):
+        neighbours = self._memory.setdefault(id(owner), {})
+        # Rows of one array are apart: what is written into one is not seen in another.
+        if not is_view and any(
+            np.may_share_memory(array, other) for other in neighbours.values() if other is not array
+        ):
             raise NotStorable(f"{path} shares its memory with another array")
+        neighbours[id(array)] = array
         self._seen.append(owner)
         # A sum depends on the order in which the numbers lie in memory.
         fortran = bool(array.flags.f_contiguous and not array.flags.c_contiguous)

@@ -132,7 +132,9 @@ def evaluate(
     seed: Annotated[
         int | None, typer.Option(min=0, max=2**64 - 1, help="Seed of the episodes; default: evaluation.seed.")
     ] = None,
-    fps: Annotated[int, typer.Option(min=1, help="Frames per second of the video.")] = 30,
+    fps: Annotated[
+        float | None, typer.Option(min=1, help="Steps per second of the video; default: real time, as the env says.")
+    ] = None,
 ) -> None:
     """Run whole episodes with the policy of a run and print their returns; in one process, without Ray.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes.util
+import math
 import os
 import subprocess
 import sys
@@ -30,6 +31,10 @@ from rlightning.types import BatchedData
 
 _LONGEST_VIDEO_STEPS = 10_000
 _LONGEST_PROBE_S = 20.0
+_DEFAULT_FPS = 30.0
+"""Steps per second of a video of an env that does not say how long a step is."""
+_MOST_FPS = 50.0
+"""Pictures per second; players show no more of a GIF, and few of an MP4."""
 _GL_BACKENDS = {"egl": "EGL", "osmesa": "OSMesa"}
 """Values of MUJOCO_GL that need no screen, the quicker one first, and the library of each."""
 
@@ -45,7 +50,7 @@ class EvalRequest:
         video: File to write one episode to.
         sampled: Sample actions.
         seed: Seed of the episodes; None means that of the configuration.
-        fps: Frames per second of the video.
+        fps: Steps per second of the video; None means real time.
     """
 
     run: Path
@@ -54,7 +59,7 @@ class EvalRequest:
     video: Path | None = None
     sampled: bool = False
     seed: int | None = None
-    fps: int = 30
+    fps: float | None = None
 
 
 def evaluate_run(request: EvalRequest, console: Console) -> None:
@@ -80,8 +85,8 @@ def evaluate_run(request: EvalRequest, console: Console) -> None:
         if request.video is not None:
             with console.status("drawing the video ...") as status:
 
-                def count(frames: int) -> None:
-                    status.update(f"drawing the video: {frames} frames")
+                def count(steps: int) -> None:
+                    status.update(f"drawing the video: {steps} steps")
 
                 episode = record_episode(engine, config, request.video, request.fps, count)
             drawn = f"video       {request.video}: return {episode.return_:.2f}, {episode.length} steps"
@@ -89,16 +94,20 @@ def evaluate_run(request: EvalRequest, console: Console) -> None:
 
 
 def record_episode(
-    engine: BaseEngine, config: Config, path: Path, fps: int, on_frame: Callable[[int], None] = lambda _: None
+    engine: BaseEngine,
+    config: Config,
+    path: Path,
+    fps: float | None = None,
+    on_frame: Callable[[int], None] = lambda _: None,
 ) -> Episode:
-    """Play one episode with the policy of an engine and write it as a video.
+    """Play one episode with the policy of an engine and write it as a video that lasts as long as the episode.
 
     Args:
         engine: An engine whose eval policies have their weights.
         config: Its configuration; the first env is played.
         path: An .mp4 or .gif file.
-        fps: Frames per second.
-        on_frame: Called with the number of frames after each.
+        fps: Steps per second; None means those of the env's own time, or 30 where it does not say.
+        on_frame: Called with the number of steps after each.
 
     Returns:
         The episode that is seen.
@@ -112,16 +121,18 @@ def record_episode(
     worker = EnvWorker(lookup("simulator", kind.backend), kind, 0, config.evaluation.seed, "eval")
     path.parent.mkdir(parents=True, exist_ok=True)
     writer: Any = imageio.get_writer
-    options: dict[str, Any] = {"duration": 1000 / fps, "loop": 0}
+    fps = fps or worker.render_fps() or _DEFAULT_FPS
+    steps_per_frame = math.ceil(fps / _MOST_FPS)
+    options: dict[str, Any] = {"duration": 1000 * steps_per_frame / fps, "loop": 0}
     if path.suffix == ".mp4":
-        options = {"fps": fps, "macro_block_size": 2}
+        options = {"fps": fps / steps_per_frame, "macro_block_size": 2}
     try:
         env_ret = worker.reset()
         frame = _frame(worker, kind)
         with writer(path, **options) as video:
             video.append_data(frame)
-            for frames in range(1, _LONGEST_VIDEO_STEPS):
-                on_frame(frames)
+            for steps in range(1, _LONGEST_VIDEO_STEPS):
+                on_frame(steps)
                 responses = engine.policy_group.rollout_batch(
                     BatchedData([0], [LocalFuture(env_ret)]),
                     evaluation=True,
@@ -131,7 +142,8 @@ def record_episode(
                 episodes = worker.pop_episodes()
                 if episodes:
                     return episodes[0]
-                video.append_data(_frame(worker, kind))
+                if steps % steps_per_frame == 0:
+                    video.append_data(_frame(worker, kind))
     finally:
         worker.close()
     raise RLightningError(f"the episode did not end within {_LONGEST_VIDEO_STEPS} steps: set env.max_episode_steps")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any, Literal
 
 import gymnasium as gym
@@ -20,6 +21,13 @@ from rlightning.functional.distributions import (
 from rlightning.models.initialization import linear
 
 BoxActions = Literal["clip", "squash"]
+
+_log = logging.getLogger(__name__)
+
+_WIDEST_RANGE = 1e5
+"""Half of the distance between two bounds from which on they bound nothing. Envs write "no bound" as 1e6, 1e10 or the
+largest float. No actuator is driven over such a range: a first policy with its standard deviation would act by noise
+alone, and clipping would never be met."""
 
 
 class ActionHead(nn.Module):
@@ -40,10 +48,11 @@ class ActionHead(nn.Module):
 class BoxHead(ActionHead):
     """Gaussian with a free standard deviation, for continuous actions with any bounds.
 
-    The unit of the distribution: where a dimension has two finite bounds, they are -1 and 1; else it is the env's
-    own, and 0 is the env's 0 or the bound nearest to it. "clip" lets the distribution reach beyond the bounds and
-    clips what the env receives. "squash" sends it through tanh; the action is then kept as it was before tanh, [B, A],
-    where its log-prob is accurate.
+    The unit of the distribution: where a dimension has two bounds, they are -1 and 1; else it is the env's own, and 0
+    is the env's 0 or the bound nearest to it. Bounds that are 2e5 or more apart are none. A dimension with equal bounds
+    moves nothing, which is logged. "clip" lets the distribution reach beyond the bounds and clips what the env
+    receives. "squash" sends it through tanh; the action is then kept as it was before tanh, [B, A], where its log-prob
+    is accurate.
 
     Args:
         space: Of one row; its A dimensions are flattened for the distribution.
@@ -53,7 +62,7 @@ class BoxHead(ActionHead):
         gain: Gain of the orthogonal initial weights.
 
     Raises:
-        UnsupportedSpace: If the actions are integers, or are to be squashed and lack a bound.
+        UnsupportedSpace: If the actions are integers, are to be squashed and lack a bound, or can move nothing.
     """
 
     low: Tensor
@@ -68,13 +77,14 @@ class BoxHead(ActionHead):
                 f"{space}: a Box of actions must be of floats; use Discrete or MultiDiscrete for integers"
             )
         low, high = space.low.astype(np.float64), space.high.astype(np.float64)
-        # The largest float32 stands for "no bound" in many spaces.
-        bounded = np.maximum(np.abs(low), np.abs(high)) < np.finfo(np.float32).max
+        with np.errstate(over="ignore", invalid="ignore"):  # inf - inf, where the other choice is taken
+            half_range = (high - low) / 2
+            bounded = half_range < _WIDEST_RANGE
+            centre = np.where(bounded, (low + high) / 2, np.clip(0.0, low, high))
+            half_range = np.where(bounded, half_range, 1.0)
+        _say_what_is_fixed(space, low == high)
         if mode == "squash" and not bounded.all():
             raise UnsupportedSpace(f"{space}: actions without bounds cannot be squashed; set box_actions to clip")
-        with np.errstate(invalid="ignore"):  # inf - inf, where the other choice is taken
-            centre = np.where(bounded, (low + high) / 2, np.clip(0.0, low, high))
-            half_range = np.where(bounded, (high - low) / 2, 1.0)
         self.mode = mode
         self._shape = space.shape
         self._dtype = torch.from_numpy(np.zeros(0, space.dtype)).dtype
@@ -97,6 +107,15 @@ class BoxHead(ActionHead):
         return action if len(self._shape) == 1 else action.reshape(-1, *self._shape)
 
 
+def _say_what_is_fixed(space: gym.Space[Any], fixed: np.ndarray[Any, np.dtype[np.bool_]]) -> None:
+    """Log which dimensions of a space have a single value, or refuse the space if all have."""
+    if fixed.all():
+        raise UnsupportedSpace(f"{space}: no action can move anything, since each dimension has a single value")
+    if fixed.any():
+        places = ", ".join(str(index) for index in np.argwhere(fixed.ravel()).ravel().tolist())
+        _log.warning("%s: actions of the dimensions %s move nothing, since they have a single value", space, places)
+
+
 class DiscreteHead(ActionHead):
     """Categorical distribution over 0 .. n-1; the env receives start .. start+n-1.
 
@@ -108,6 +127,7 @@ class DiscreteHead(ActionHead):
 
     def __init__(self, space: gym.spaces.Discrete, inputs: int, gain: float) -> None:
         super().__init__()
+        _say_what_is_fixed(space, np.array([space.n == 1]))
         self.start = int(space.start)
         self.logits = linear(inputs, int(space.n), gain)
 
@@ -135,6 +155,7 @@ class MultiDiscreteHead(ActionHead):
             sizes, start = np.full(space.shape, 2), np.zeros(space.shape, np.int64)
         else:
             sizes, start = space.nvec, space.start
+        _say_what_is_fixed(space, sizes == 1)
         self._sizes: list[int] = sizes.flatten().tolist()
         self._shape = space.shape
         self._dtype = torch.from_numpy(np.zeros(0, space.dtype)).dtype

@@ -7,6 +7,7 @@ import importlib
 import inspect
 import re
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,6 +58,7 @@ class GymnasiumEnv(BaseEnv):
         self.meta = EnvMeta(
             config.name, self._rows.observation_space, self._rows.action_space, self._rows.num_envs, limit
         )
+        self.render_fps = self._read_fps()
         self._models = self._digest_models()
         self._is_drawn = False
 
@@ -83,6 +85,13 @@ class GymnasiumEnv(BaseEnv):
     def get_state(self) -> dict[str, Any] | None:
         # A MuJoCo model is not part of the state, since it is the same in every run, unless the env changes it.
         return super().get_state() if self._digest_models() == self._models else None
+
+    def _read_fps(self) -> float | None:
+        env = self._rows.envs[0] if isinstance(self._rows, EnvLoop) else self._rows.env
+        fps, dt = (env.metadata or {}).get("render_fps"), getattr(env.unwrapped, "dt", None)
+        if not fps and isinstance(dt, int | float) and dt > 0:
+            fps = 1.0 / dt
+        return float(fps) if fps else None
 
     def _digest_models(self) -> list[str]:
         return [model_digest(env.unwrapped) for env in self._envs()]
@@ -126,7 +135,7 @@ class _Source:
             )
         return EnvLoop(
             [
-                self._call(self.single, gym.Env, time_limit=config.max_episode_steps, **config.env_kwargs)
+                self._call(self.single, gym.Env, time_limit=config.max_episode_steps, **deepcopy(config.env_kwargs))
                 for _ in range(config.num_envs)
             ]
         )
@@ -144,7 +153,7 @@ class _Source:
 
     def _build_native(self, config: EnvConfig, limit: int | None) -> VectorRows:
         takes_limit = self._takes({**config.env_kwargs, **_limited(limit)})
-        kwargs = {**self.native_kwargs, **config.env_kwargs, **(_limited(limit) if takes_limit else {})}
+        kwargs = deepcopy({**self.native_kwargs, **config.env_kwargs, **(_limited(limit) if takes_limit else {})})
         env = self._call(self.native, gym.vector.VectorEnv, num_envs=config.num_envs, **kwargs)
         if env.num_envs != config.num_envs:
             raise ConfigError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any
 
 import gymnasium as gym
@@ -48,7 +49,7 @@ class EnvLoop:
             try:
                 if seeds is not None:
                     seed_spaces(env, seeds[i])
-                observation, _ = env.reset(seed=None if seeds is None else seeds[i], options=options)
+                observation, _ = env.reset(seed=None if seeds is None else seeds[i], options=deepcopy(options))
                 write_row(self._rows, i, observation, self._leaves)
             except ShapeError:  # it names the sub-env
                 raise
@@ -106,9 +107,10 @@ class EnvLoop:
     def _split(self, action: Tree) -> Sequence[Any]:
         if self._is_discrete:
             return action.tolist()  # type: ignore[no-any-return]
+        # An env may keep its row, or write into it: rows of one array would tie the sub-envs together.
         if isinstance(self._action_leaves, Leaf):
-            return action  # type: ignore[no-any-return]
-        return [tree_map(lambda leaf, i=i: leaf[i], action) for i in range(self.num_envs)]
+            return [row.copy() for row in action]
+        return [tree_map(lambda leaf, i=i: leaf[i].copy(), action) for i in range(self.num_envs)]
 
 
 def _flag(value: Any, what: str) -> bool:

@@ -58,6 +58,35 @@ class SamplingEnv(gym.Env):
         return self.observation_space.sample(), 0.0, False, False, {}
 
 
+class KeepingEnv(gym.Env):
+    """Keeps its last action and its options, and writes into both; shows the sum of its actions."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    action_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    metadata = {"render_fps": 20}  # noqa: RUF012 -- Gymnasium's own form
+
+    def __init__(self, goal=()):
+        self.goal = goal
+        self.last_action = np.zeros(2, np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.sum = np.zeros(2)
+        self.start = None if options is None else options.pop("start")
+        return self.sum, {}
+
+    def step(self, action):
+        self.sum += action + self.last_action
+        self.last_action = action
+        action += 1
+        return self.sum, 0.0, False, False, {}
+
+
+def keeping_vector(num_envs):
+    """Keeping envs behind Gymnasium's vector env, which hands out rows of one array."""
+    return SyncVectorEnv([KeepingEnv] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+
+
 class DenseFinals(SyncVectorEnv):
     """Gives final_obs as one array instead of an array of objects; rows without an end have NaN."""
 

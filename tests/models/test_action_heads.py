@@ -39,7 +39,12 @@ def box(low: Any, high: Any, dtype: Any = np.float32) -> spaces.Box:
         (box([-math.inf], [3.0]), [9.0], [3.0]),
         (box([-np.finfo(np.float32).max], [np.finfo(np.float32).max]), [123.0], [123.0]),
         (box([-0.1], [0.3], np.float64), [0.0], [0.1]),
-        (box([2.0], [2.0]), [0.7], [2.0]),
+        (box([2.0, -1.0], [2.0, 1.0]), [0.7, 0.7], [2.0, 0.7]),
+        (box([-1e10], [1e10]), [123.0], [123.0]),  # as dm_control writes "no bound"
+        (box([-1e6], [1e6]), [123.0], [123.0]),
+        (box([0.0], [1e10]), [123.0], [123.0]),
+        (box([-5e4], [5e4]), [0.5], [2.5e4]),
+        (box([-np.finfo(np.float64).max], [np.finfo(np.float64).max], np.float64), [123.0], [123.0]),
     ],
 )
 def test_clipped_actions_in_the_unit_of_the_env(space: spaces.Box, action: list[float], expected: list[float]) -> None:
@@ -108,4 +113,18 @@ def test_several_choices_at_once(space: gym.Space[Any], last: Any) -> None:
 @pytest.mark.parametrize("space", [spaces.Text(3), spaces.Dict({}), spaces.Box(0, 9, (2,), np.int64)])
 def test_other_spaces_are_refused_by_name(space: gym.Space[Any]) -> None:
     with pytest.raises(UnsupportedSpace, match=r"Text|Dict|Box"):
+        head(space)
+
+
+def test_dimensions_that_move_nothing_are_said(caplog: pytest.LogCaptureFixture) -> None:
+    head(box([0.0, 2.0, -1.0, 3.0], [1.0, 2.0, 1.0, 3.0]))
+    head(spaces.MultiDiscrete([2, 1]))
+    first, second = caplog.messages
+    assert "dimensions 1, 3 move nothing" in first
+    assert "dimensions 1 move nothing" in second
+
+
+@pytest.mark.parametrize("space", [box([2.0], [2.0]), spaces.Discrete(1), spaces.MultiDiscrete([1, 1])])
+def test_actions_that_can_move_nothing_are_refused(space: gym.Space[Any]) -> None:
+    with pytest.raises(UnsupportedSpace, match="no action can move anything"):
         head(space)

@@ -330,3 +330,24 @@ def test_mujoco_runs_and_is_cut_after_its_time_limit():
     assert rets[0].observation.dtype == np.float32
     assert rets[2].truncated.all()
     assert not (rets[2].final_observation == rets[2].observation).all()
+
+
+def test_sub_envs_share_neither_actions_nor_arguments_nor_options():
+    env = GymnasiumEnv(EnvConfig(name=f"{DOUBLES}KeepingEnv", num_envs=2, env_kwargs={"goal": [0, 1]}))
+    options = {"start": 1}
+    env.reset(options=options)
+    first, second = rows_of_env = env._rows.envs
+    assert [each.start for each in rows_of_env] == [1, 1]
+    assert options == {"start": 1}
+    env.step(PolicyResponse(np.zeros((2, 2), np.float32)))
+    first.last_action += 1
+    first.goal.append(2)
+    assert second.last_action.tolist() == [1, 1]
+    assert first.last_action.base is None
+    assert second.goal == env.config.env_kwargs["goal"] == [0, 1]
+
+
+# KeepingEnv says 20 in its metadata; HalfCheetah's dt is 0.05 s; CountingEnv says nothing.
+@pytest.mark.parametrize(("name", "fps"), [("KeepingEnv", 20), ("HalfCheetah-v5", 20), ("CountingEnv", None)])
+def test_the_time_of_a_step_is_read_from_the_env(name, fps):
+    assert worker(name if "-" in name else f"{DOUBLES}{name}").render_fps() == fps

@@ -28,6 +28,8 @@ KINDS = {
     "Humanoid": kind("Humanoid-v5"),
     "Catch": kind("rlightning/Catch-v0"),
     "SyncVectorEnv": kind("tests.env.doubles:painters", None),
+    "actions that are kept": kind("tests.env.doubles:KeepingEnv"),
+    "actions that are kept by a SyncVectorEnv": kind("tests.env.doubles:keeping_vector", None),
     "dict of arrays": kind("tests.env.doubles:TreeEnv", None),
 }
 
@@ -78,7 +80,7 @@ def test_a_fresh_env_goes_on_bit_for_bit(name, tmp_path):
             assert_equal(getattr(a, field), getattr(b, field))
     episodes = worker.pop_episodes()
     assert episodes == fresh.pop_episodes()
-    assert len(episodes) >= N
+    assert len(episodes) >= N or name == "actions that are kept by a SyncVectorEnv"  # it has no end
 
 
 def test_taking_a_state_changes_nothing():

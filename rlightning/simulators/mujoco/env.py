@@ -99,6 +99,7 @@ class MujocoEnv(BaseEnv):
         )
         curriculum = self._options.curriculum
         self._curriculum = Curriculum(curriculum, worlds) if curriculum else None
+        self.render_fps = 1.0 / self.worlds.dt
         drawn = (self._models, self._pushes, self._late_actions, self._late_observations)
         self._drawn = [part for part in drawn if part is not None]
 
