@@ -239,11 +239,10 @@ class BasePolicy(nn.Module, ABC):
             WeightSyncError: If names, shapes or dtypes differ; nothing is changed then.
             ProtocolError: If ``get_trainable_parameters`` gives copies, which nobody acts with.
         """
-        version = kwargs.get("version", self.version)
         own, given = flatten_names(self.get_trainable_parameters()), flatten_names(state_dict)
         if not self._lists_plainly:
             self._require_live(own)
-        self._weight_import.copy_in(own, given, self._who, version)
+        self._weight_import.copy_in(own, given, self._who)
 
     def extra_training_state(self) -> dict[str, Any]:
         """Give what else a resumed run needs besides modules, optimizers, counters and the generator."""
@@ -370,25 +369,27 @@ class BasePolicy(nn.Module, ABC):
         """Count the requests in flight."""
         return self._gate.num_requests
 
-    def _rollout(self, env_ret: EnvRet, evaluation: bool = False, deterministic: bool = False) -> PolicyResponse:
-        """Answer one env worker."""
+    def _rollout(
+        self, env_ret: EnvRet, evaluation: bool = False, deterministic: bool = False, at_least: int = -1
+    ) -> PolicyResponse:
+        """Answer one env worker once version ``at_least``, which was announced to the caller, is in force."""
+        if self.version < at_least:
+            self._weight_import.wait_for_version(at_least)
         return self._answering.answer(self, (env_ret,), evaluation, deterministic)[0]
 
     def _rollout_batch(
-        self, *env_rets: EnvRet, evaluation: bool = False, deterministic: bool = False
+        self, *env_rets: EnvRet, evaluation: bool = False, deterministic: bool = False, at_least: int = -1
     ) -> list[PolicyResponse]:
-        """Answer several env workers by one forward pass."""
+        """Answer several env workers by one forward pass, once version ``at_least`` is in force."""
+        if self.version < at_least:
+            self._weight_import.wait_for_version(at_least)
         return self._answering.answer(self, env_rets, evaluation, deterministic)
 
     def _rollout_async(
         self, env_ret: EnvRet, evaluation: bool = False, deterministic: bool = False, at_least: int = -1
     ) -> PolicyResponse:
-        """Answer one env worker once version ``at_least``, which was announced to the caller, is in force.
-
-        Several threads may call this at a time.
-        """
-        self._gate.wait_for(lambda: self.version >= at_least or self._weight_import.failure is not None)
-        return self._rollout(env_ret, evaluation, deterministic)
+        """Answer one env worker as ``_rollout`` does; several threads may call this at a time."""
+        return self._rollout(env_ret, evaluation, deterministic, at_least)
 
     def _keeps_state(self) -> bool:
         return self.is_stateful

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Hashable, Sequence
+from operator import index
+from typing import Any, SupportsIndex
 
 from rlightning.config import PolicyConfig
 from rlightning.errors import ProtocolError
@@ -19,9 +20,9 @@ _MOST_ROUTES = 1024
 """Choices that are kept; which env workers ask together may differ from step to step."""
 
 
-def request_channel(env_id: int) -> str:
+def request_channel(number: int) -> str:
     """Name the channel by which the requests of an env worker come: one that is slow holds up no other one."""
-    return f"rollout[{env_id % ASYNC_CHANNELS}]"
+    return f"rollout[{number % ASYNC_CHANNELS}]"
 
 
 class GroupRouting:
@@ -40,8 +41,9 @@ class GroupRouting:
         self._env_nodes: tuple[str, ...] = ()
         self._router: Router = LoadRouter() if self.is_async else SimpleRouter()
         self._is_stateful: bool | None = None  # None: not asked yet
-        self._routes: dict[tuple[int, ...], list[tuple[WorkerHandle, list[int]]]] = {}
-        self._homes: dict[int, WorkerHandle] = {}  # who answered each env worker last
+        self._numbers: dict[Hashable, int] = {}  # of env workers whose ids are no integers
+        self._routes: dict[tuple[Hashable, ...], list[tuple[WorkerHandle, list[int]]]] = {}
+        self._homes: dict[Hashable, WorkerHandle] = {}  # who answered each env worker last
         self._in_flight: list[tuple[WorkerHandle, Future[Any]]] = []
 
     def place_envs(self, env_nodes: Sequence[str]) -> None:
@@ -63,7 +65,7 @@ class GroupRouting:
         self._homes.clear()
         self._in_flight.clear()
 
-    def route(self, env_ids: tuple[int, ...]) -> list[tuple[WorkerHandle, list[int]]]:
+    def route(self, env_ids: tuple[Hashable, ...]) -> list[tuple[WorkerHandle, list[int]]]:
         """Say which policy answers which places of a batch; a choice is kept until the group changes."""
         routes = self._routes.get(env_ids)
         if routes is None:
@@ -76,22 +78,33 @@ class GroupRouting:
             routes = self._routes[env_ids] = [(self._members.actors[index], held) for index, held in places.items()]
         return routes
 
-    def spread(self, env_ids: Sequence[int]) -> list[WorkerHandle]:
+    def spread(self, env_ids: Sequence[Hashable]) -> list[WorkerHandle]:
         """Say which policy answers each env worker, by the requests in flight; ``started`` is told of them."""
         return [self._members.actors[index] for index in self._choose(env_ids, self._loads())]
+
+    def channel(self, env_id: Hashable) -> str:
+        """Name the channel by which the requests of an env worker come."""
+        number = self._number(env_id)
+        return request_channel(number if number >= 0 else ~number)
+
+    def settle(self, timeout_s: float | None) -> None:
+        """Wait until no request is in flight; what one of them failed of is raised where its answer is wanted."""
+        in_flight = [future for _, future in self._in_flight]
+        wait(in_flight, len(in_flight), timeout_s)
+        self._in_flight.clear()
 
     def started(self, handle: WorkerHandle, answer: Future[Any]) -> None:
         """Take note of a request in flight."""
         self._in_flight.append((handle, answer))
 
-    def who_answered(self, env_ids: Sequence[int]) -> list[WorkerHandle]:
+    def who_answered(self, env_ids: Sequence[Hashable]) -> list[WorkerHandle]:
         """Say who answered each env worker last, or whom to take instead of one that is gone."""
         gone = [env_id for env_id in env_ids if env_id not in self._homes]
         if gone:
             self._choose(gone, self._loads())
         return [self._homes[env_id] for env_id in env_ids]
 
-    def _choose(self, env_ids: Sequence[int], loads: Sequence[int]) -> list[int]:
+    def _choose(self, env_ids: Sequence[Hashable], loads: Sequence[int]) -> list[int]:
         """Say which policy answers each env worker, by index, and remember it."""
         actors = self._members.actors
         if not actors:
@@ -99,14 +112,21 @@ class GroupRouting:
         if self._is_stateful is None:
             asks = hasattr(actors[0].target, BasePolicy._keeps_state.__name__)
             self._is_stateful = asks and actors[0].call(BasePolicy._keeps_state).result(self._members.timeout_s)
+        numbers = list(map(self._number, env_ids))
         if self._is_stateful:
-            indices = {handle: index for index, handle in enumerate(actors)}
-            homes = {env_id: indices[handle] for env_id, handle in self._homes.items()}
-            chosen = stick(self._router, env_ids, loads, homes)
+            indices = {handle: place for place, handle in enumerate(actors)}
+            homes = {self._number(env_id): indices[handle] for env_id, handle in self._homes.items()}
+            chosen = stick(self._router, numbers, loads, homes)
         else:
-            chosen = self._router.select(env_ids, loads)
+            chosen = self._router.select(numbers, loads)
         self._homes.update((env_id, actors[index]) for env_id, index in zip(env_ids, chosen, strict=True))
         return chosen
+
+    def _number(self, env_id: Hashable) -> int:
+        """Number an env worker: an integer is its own number, other ids are numbered -1, -2, ... as they come."""
+        if isinstance(env_id, SupportsIndex):
+            return index(env_id)
+        return self._numbers.setdefault(env_id, -1 - len(self._numbers))
 
     def _loads(self) -> list[int]:
         """Count the requests in flight at each eval policy, by what has not come back."""

@@ -56,18 +56,17 @@ class GroupWeights:
     Attributes:
         is_colocated: Whether each eval policy gets the weights of the train policy beside it.
         version: What was announced to all eval policies; None before that.
-        announced: Eval policy -> the version that it was told of last.
+        pending: Eval policy -> the version that it was told of, where it is not known to be in force.
     """
 
     def __init__(self, members: Members, config: PolicyConfig) -> None:
         self._members, self._config = members, config
         self.is_colocated = False
         self.version: int | None = None
-        self.announced: dict[WorkerHandle, int] = {}
+        self.pending: dict[WorkerHandle, int] = {}
         self._strategy = "None"
         self._way: WeightSync | None = None
         self._number = -1  # of the preparation of the way
-        self._is_settled = True  # whether announced weights are known to be in force
         self._is_unannounced = False  # whether weights were sent and nobody was told
         self._sent_version = -1
 
@@ -91,8 +90,8 @@ class GroupWeights:
 
     def forget_buffers(self) -> None:
         """Make new buffers before the next transfer."""
-        self._way, self._is_settled, self._is_unannounced = None, True, False
-        self.announced = {}
+        self._way, self._is_unannounced = None, False
+        self.pending = {}
         for member in self._members.everybody():
             _PREPARED.pop(_identity(member.target), None)  # other groups have to prepare them anew as well
 
@@ -163,11 +162,11 @@ class GroupWeights:
     def announce(self) -> None:
         """Tell the eval policies to act with what was sent last."""
         if self._way is not None:
-            self._is_settled = False
+            if not self._way.is_direct:
+                self.pending = dict.fromkeys(self._members.actors, self._sent_version)
             self._way.announce(self._members.timeout_s)
             self._is_unannounced = False
             self.version = self._sent_version
-            self.announced = dict.fromkeys(self._members.actors, self._sent_version)
 
     def wait(self, timeout_s: float) -> None:
         """Wait until announced weights are in force; see ``PolicyGroup.wait_for_eval_weight_update``."""
@@ -176,11 +175,11 @@ class GroupWeights:
         late = self._way.wait(timeout_s)
         if late:
             raise WeightSyncError(f"new weights are not in force after {timeout_s} s at {', '.join(late)}")
-        self._is_settled = True
+        self.pending = {}
 
     def settle(self) -> None:
         """Wait until nobody acts with the slots that come next; who failed to update acts with nothing."""
-        if self._is_settled:
+        if not self.pending:
             return
         try:
             self.wait(self._members.timeout_s or _SETTLE_S)

@@ -14,7 +14,7 @@ from rlightning.errors import CallTimeout, ProtocolError, WeightSyncError, Worke
 from rlightning.observability.timer import Span, timing_table
 from rlightning.policy.base_policy import BasePolicy, PolicyRole
 from rlightning.policy.group_formation import GroupFormation
-from rlightning.policy.group_routing import GroupRouting, request_channel
+from rlightning.policy.group_routing import GroupRouting
 from rlightning.policy.group_state import check_numbers, gather_state, join_learners, load_learners
 from rlightning.policy.group_weights import GroupWeights, log_mismatches, weight_carrier
 from rlightning.policy.members import NO_LEARNER, Members
@@ -78,8 +78,8 @@ class PolicyGroup:
         """The eval policies, as they were given."""
         return [handle.target for handle in self._members.actors]
 
-    def push(self, worker: Any, role: PolicyRole) -> None:
-        """Add a policy.
+    def push(self, policy_worker: Any, role: PolicyRole) -> None:
+        """Add a policy, an object or a Ray actor handle.
 
         One that had the other role takes this one, and is to be initialised for it.
 
@@ -87,7 +87,7 @@ class PolicyGroup:
         and version of those that are initialised, and their communication groups are formed again with it.
         """
         role, members = PolicyRole(role), self._members
-        newcomer = members.add(worker, role)
+        newcomer = members.add(policy_worker, role)
         self._reroute()
         self._outdate_groups(role)
         try:
@@ -221,19 +221,29 @@ class PolicyGroup:
         self.init_eval(eval_config, env_meta)
         self.init_train(train_config, env_meta)
 
-    def init_eval(self, eval_config: Any | None = None, env_meta: EnvMeta | None = None) -> None:
-        """Initialise the eval policies."""
+    def init_eval(self, eval_config: Any | None = None, env_meta: EnvMeta | None = None) -> list[Any]:
+        """Initialise the eval policies.
+
+        Returns:
+            What the ``init_eval`` of each one returned, in order.
+        """
         self._set_seeds(self._members.actors)
-        self._members.call(self._members.actors, BasePolicy.init_eval, eval_config, env_meta)
+        returned = self._members.call(self._members.actors, BasePolicy.init_eval, eval_config, env_meta)
         self._eval_config = eval_config
         self._weights.forget_buffers()
+        return returned
 
-    def init_train(self, train_config: TrainConfig, env_meta: EnvMeta | None = None) -> None:
-        """Initialise the train policies, which start equal where they form a group."""
+    def init_train(self, train_config: TrainConfig, env_meta: EnvMeta | None = None) -> list[Any]:
+        """Initialise the train policies, which start equal where they form a group.
+
+        Returns:
+            What the ``init_train`` of each one returned, in order.
+        """
         self._renew_groups()
         self._set_seeds(self._members.learners)
-        self._members.together(self._members.learners, BasePolicy.init_train, train_config, env_meta)
+        returned = self._members.together(self._members.learners, BasePolicy.init_train, train_config, env_meta)
         self._start = (train_config, env_meta, self._eval_config)
+        return returned
 
     def init_placement_info(self, is_colocated: bool = False) -> None:
         """Find out which policy lives on which node; fills ``placement_info``."""
@@ -287,11 +297,12 @@ class PolicyGroup:
             return self._rollout_each(batched_env_ret, options)
         routes = self._routing.route(tuple(batched_env_ret.env_ids))
         if len(routes) == 1:
-            return BatchedData(batched_env_ret.env_ids, _ask(routes[0][0], items, options))
+            handle = routes[0][0]
+            return BatchedData(batched_env_ret.env_ids, _ask(handle, items, self._up_to_date(handle, options)))
         answers: list[Any] = [None] * len(items)
         for handle, places in routes:
             asked = [items[place] for place in places]
-            for place, answer in zip(places, _ask(handle, asked, options), strict=True):
+            for place, answer in zip(places, _ask(handle, asked, self._up_to_date(handle, options)), strict=True):
                 answers[place] = answer
         return BatchedData(batched_env_ret.env_ids, answers)
 
@@ -312,7 +323,8 @@ class PolicyGroup:
             handles = self._routing.who_answered(given.env_ids)
             asked = zip(handles, given.env_ids, env_rets, responses, strict=True)
             method = BasePolicy._postprocess
-            answers = [handle.call_beside(request_channel(env_id), method, *pair) for handle, env_id, *pair in asked]
+            channel = self._routing.channel
+            answers = [handle.call_beside(channel(env_id), method, *pair) for handle, env_id, *pair in asked]
             return BatchedData(given.env_ids, answers)
         for handle, places in self._routing.route(tuple(given.env_ids)):
             for place in places:
@@ -463,8 +475,12 @@ class PolicyGroup:
         self._members.call(self._members.actors, BasePolicy.reload_model)
 
     def offload_model_optimizer(self) -> None:
-        """Move all that the train policies hold to host memory: parameters, buffers, gradients, optimizer state."""
-        self.offload_model_param_and_grad(offload_grad=True, offload_optimizer=True)
+        """Move the optimizer state of the train policies to host memory; ``reload_model_optimizer`` brings it back."""
+        self._members.call(self._members.learners, BasePolicy.offload_optimizer)
+
+    def reload_model_optimizer(self) -> None:
+        """Move the optimizer state of the train policies to the device."""
+        self._members.call(self._members.learners, BasePolicy.reload_optimizer)
 
     def offload_model_param_and_grad(self, offload_grad: bool = True, offload_optimizer: bool = True) -> None:
         """Move parameters and buffers of the train policies to host memory.
@@ -475,7 +491,7 @@ class PolicyGroup:
         """
         self._members.call(self._members.learners, BasePolicy.offload_model_param_and_grad, offload_grad)
         if offload_optimizer:
-            self._members.call(self._members.learners, BasePolicy.offload_optimizer)
+            self.offload_model_optimizer()
 
     def reload_model_param_and_grad(self, load_grad: bool = True, load_optimizer: bool = True) -> None:
         """Move parameters and buffers of the train policies to the device.
@@ -486,7 +502,7 @@ class PolicyGroup:
         """
         self._members.call(self._members.learners, BasePolicy.reload_model_param_and_grad, load_grad)
         if load_optimizer:
-            self._members.call(self._members.learners, BasePolicy.reload_optimizer)
+            self.reload_model_optimizer()
 
     # State
 
@@ -587,7 +603,13 @@ class PolicyGroup:
             gather(calls, timeout_s)
 
     def _push_anew(self) -> int:
-        """Bring weights that may have a lower version than those in force, as after going back to a checkpoint."""
+        """Bring weights that may have a lower version than those in force, as after going back to a checkpoint.
+
+        What is in flight comes first: newer weights on their way would be in force after the older ones, and requests
+        on their way may wait for those.
+        """
+        self._weights.settle()
+        self._routing.settle(self._members.timeout_s)
         self._members.call(self._members.actors, BasePolicy.forget_version)
         version = self.sync_weights()
         self.wait_for_eval_weight_update()
@@ -602,16 +624,20 @@ class PolicyGroup:
         self._weights.forget_buffers()
         self._routing.renew()
 
+    def _up_to_date(self, handle: WorkerHandle, options: dict[str, Any]) -> dict[str, Any]:
+        """Let a request say which version it has to wait for: new weights and requests come by different channels."""
+        version = self._weights.pending.get(handle)
+        if version is None or not hasattr(handle.target, BasePolicy._keeps_state.__name__):  # a bare double has none
+            return options
+        return {**options, "at_least": version}
+
     def _rollout_each(self, asked: BatchedData[Any], options: dict[str, Any]) -> BatchedData[Future[PolicyResponse]]:
         """Make a request of its own for each env worker, beside all others."""
         answers: list[Future[PolicyResponse]] = []
         for (env_id, env_ret), handle in zip(asked, self._routing.spread(tuple(asked.env_ids)), strict=True):
             method = _hook(handle, BasePolicy._rollout_async, BasePolicy._rollout)
-            # New weights and requests come by different channels: the request says which version it has to wait for.
-            announced = self._weights.announced
-            waits = handle in announced and hasattr(handle.target, BasePolicy._keeps_state.__name__)  # no bare double
-            known = {"at_least": announced[handle]} if waits else {}
-            answers.append(handle.call_beside(request_channel(env_id), method, env_ret, **options, **known))
+            needed = self._up_to_date(handle, options)
+            answers.append(handle.call_beside(self._routing.channel(env_id), method, env_ret, **needed))
             self._routing.started(handle, answers[-1])
         return BatchedData(asked.env_ids, answers)
 

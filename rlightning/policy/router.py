@@ -14,7 +14,7 @@ class Router(Protocol):
         """Choose.
 
         Args:
-            env_ids: Env workers that ask.
+            env_ids: Numbers of the env workers that ask; negative for those whose ids are no integers.
             loads: Requests in flight at each eval policy.
 
         Returns:
@@ -72,7 +72,7 @@ class NodeAffinityRouter:
 
     def select(self, env_ids: Sequence[int], loads: Sequence[int]) -> list[int]:
         known, count = self._choice, len(loads)
-        return [known[env_id] if env_id < len(known) else env_id % count for env_id in env_ids]
+        return [known[env_id] if 0 <= env_id < len(known) else env_id % count for env_id in env_ids]
 
 
 def stick(router: Router, env_ids: Sequence[int], loads: Sequence[int], homes: Mapping[int, int]) -> list[int]:

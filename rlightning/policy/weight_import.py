@@ -134,7 +134,11 @@ class WeightImport:
                 slots.unlink()
 
     def copy_in(
-        self, own: Mapping[str, torch.Tensor], given: Mapping[str, torch.Tensor], receiver: str, version: int
+        self,
+        own: Mapping[str, torch.Tensor],
+        given: Mapping[str, torch.Tensor],
+        receiver: str,
+        version: int | None = None,
     ) -> None:
         """Copy tensors into those of the policy, never into a buffer that others act with.
 
@@ -295,8 +299,11 @@ class WeightImport:
     def _load(self, tensors: NamedTensors, version: int) -> None:
         """Load by ``load_state_dict`` what the policy lists itself, and copy the buffers that an author left out."""
         policy = self._policy
+        if self._loads_plainly:
+            self.copy_in(flatten_names(policy._acting()), flatten_names(tensors), policy._who, version)
+            return
         if policy._lists_plainly:
-            policy.load_state_dict(tensors, version=version)
+            policy.load_state_dict(tensors)
             return
         listed = policy.get_trainable_parameters()
         acting, plain = with_buffers(listed, policy._models()), plain_names(listed)
@@ -309,7 +316,7 @@ class WeightImport:
                 module: {name: tensors[module][key] for name, key in zip(named, plain[module], strict=True)}
                 for module, named in listed.items()
             }
-        policy.load_state_dict(given, version=version)
+        policy.load_state_dict(given)
         with torch.no_grad():
             for module, name, tensor in each(acting):
                 if f"{module}.{name}" in left_out:
@@ -319,6 +326,10 @@ class WeightImport:
         """Update from the buffer, where there is one: at once where no request is in flight, else by the thread."""
         if self._updater is not None:
             self._updater.announce(at_once=not self._gate.num_requests)
+
+    def wait_for_version(self, version: int) -> None:
+        """Wait until weights of a version, or newer ones, are in force, or an update has failed."""
+        self._gate.wait_for(lambda: self._policy.version >= version or self.failure is not None)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the latest announced weights are in force; gives whether they are.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -16,11 +16,11 @@ class BatchedData(Generic[T_co]):
     The items are results or futures of results: a batch can be passed on without being opened.
 
     Attributes:
-        env_ids: Index of the env worker of each item.
+        env_ids: Id of the env worker of each item: its index in an ``EnvGroup``, else any hashable value.
         items: One item per id.
     """
 
-    env_ids: Sequence[int]
+    env_ids: Sequence[Any]
     items: Sequence[T_co]
 
     def __post_init__(self) -> None:
@@ -30,8 +30,16 @@ class BatchedData(Generic[T_co]):
     def __len__(self) -> int:
         return len(self.items)
 
-    def __iter__(self) -> Iterator[tuple[int, T_co]]:
+    def __iter__(self) -> Iterator[tuple[Any, T_co]]:
         return iter(zip(self.env_ids, self.items, strict=True))
 
-    def __getitem__(self, env_id: int) -> T_co:
+    def __getitem__(self, env_id: Any) -> T_co:
         return self.items[list(self.env_ids).index(env_id)]
+
+    def ids(self) -> list[Any]:
+        """Return the ids, in order."""
+        return list(self.env_ids)
+
+    def values(self) -> list[T_co]:
+        """Return the items, in the order of their ids."""
+        return list(self.items)

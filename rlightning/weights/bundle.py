@@ -159,7 +159,7 @@ def flatten_names(tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> dict[str
 
 
 def check_same_layout(
-    expected: Mapping[str, torch.Tensor], given: Mapping[str, torch.Tensor], receiver: str, version: int
+    expected: Mapping[str, torch.Tensor], given: Mapping[str, torch.Tensor], receiver: str, version: int | None = None
 ) -> None:
     """Compare names, shapes, dtypes and ties before anything is changed.
 
@@ -178,7 +178,8 @@ def check_same_layout(
         faults += _untied(expected, given)
     if faults:
         more = f" and {len(faults) - 10} more" if len(faults) > 10 else ""
-        raise WeightSyncError(f"weights of version {version} do not fit {receiver}: {'; '.join(faults[:10])}{more}")
+        of_version = "" if version is None else f" of version {version}"
+        raise WeightSyncError(f"weights{of_version} do not fit {receiver}: {'; '.join(faults[:10])}{more}")
 
 
 def _untied(expected: Mapping[str, torch.Tensor], given: Mapping[str, torch.Tensor]) -> list[str]:

@@ -74,7 +74,7 @@ class NodeMemory:
         """Let the eval policies copy what was written, all of it or each its part; gives the versions of all."""
         sent = gather(written, timeout_s)
         calls = [
-            line.call(Receiver.recv_weights_ipc, None, part if in_parts else None)
+            line.call(Receiver.recv_weights_ipc, None, *([part] if in_parts else []))
             for lines in self._receivers
             for part, line in enumerate(lines)
         ]

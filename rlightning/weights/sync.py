@@ -16,7 +16,13 @@ _REPORT_S = 10.0
 
 
 class WeightSync(Protocol):
-    """Brings the weights of learners to eval policies; ``prepare`` comes first, and again when policies come or go."""
+    """Brings the weights of learners to eval policies; ``prepare`` comes first, and again when policies come or go.
+
+    Attributes:
+        is_direct: Whether weights are in force when they are sent, so that nothing has to be waited for.
+    """
+
+    is_direct: bool
 
     def prepare(self, timeout_s: float | None) -> None:
         """Make the buffers."""
@@ -46,6 +52,8 @@ class DirectSync:
         deliveries: Who sends to whom.
         carry: Brings those that do not go by memory of a node.
     """
+
+    is_direct = True
 
     def __init__(self, deliveries: Sequence[Delivery], carry: Carry) -> None:
         self._deliveries, self._carry = list(deliveries), carry
@@ -99,6 +107,8 @@ class ColocatedSync(DirectSync):
 
 class DoubleSync(DirectSync):
     """Two slots per eval policy ("Double"): new weights come in while rollouts go on, and pointers are exchanged."""
+
+    is_direct = False
 
     def __init__(self, deliveries: Sequence[Delivery], carry: Carry) -> None:
         super().__init__(deliveries, carry)

@@ -235,12 +235,12 @@ class OwnLoading(NumberedOfEveryKind):
         super().__init__(*args)
         self.loads, self.refuses, self.receives = 0, False, True
 
-    def load_state_dict(self, state_dict, *args, **kwargs):
+    def load_state_dict(self, state_dict):
         self.loads += 1
         if self.refuses:
             self.refuses = False
             raise OSError("this cannot be loaded")
-        super().load_state_dict(state_dict, *args, **kwargs)
+        super().load_state_dict(state_dict)
 
     def fail_next_loading(self):
         self.refuses = True
@@ -253,6 +253,34 @@ class OwnLoading(NumberedOfEveryKind):
 
     def fail_next_receiving(self):
         self.receives = False
+
+
+class ByTheContract(Bare):
+    """Writes every method with just the parameters of the contract, and passes on what it is given to modules."""
+
+    def construct_network(self, env_meta):
+        self.net = nn.Linear(2, 2)
+
+    def get_trainable_parameters(self):
+        return {"net": dict(self.net.named_parameters())}
+
+    def load_state_dict(self, state_dict, *args, **kwargs):
+        self.net.load_state_dict(state_dict["net"], *args, **kwargs)
+
+    def train(self):
+        with torch.no_grad():
+            self.net.bias += 1
+        return {}
+
+    def postprocess(self, env_ret=None, policy_resp=None):
+        return policy_resp
+
+
+class ByTheContractAlone(ByTheContract):
+    """Takes the state dict, and nothing else."""
+
+    def load_state_dict(self, state_dict):
+        self.net.load_state_dict(state_dict["net"])
 
 
 class Forgetful(NumberedOfEveryKind):

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import threading
+import time
 
 import pytest
 
@@ -11,10 +12,10 @@ from rlightning.config import PolicyConfig
 from rlightning.errors import WeightSyncError, WorkerDied, WorkerError
 from rlightning.policy.base_policy import PolicyRole
 from rlightning.policy.policy_group import PolicyGroup
-from rlightning.runtime import as_handle
+from rlightning.runtime import as_handle, gather
 from rlightning.runtime.line import ChannelLine, SocketLine
 from rlightning.runtime.spawn import WorkerPool, WorkerSpec
-from tests.policy.policies import OwnLoading
+from tests.policy.policies import OwnLoading, batch
 from tests.policy.pushes import TRAIN, config_for, push
 
 BUFFERED = ["Double", "Shared", "Sharded"]
@@ -23,6 +24,8 @@ LONG = 60.0
 
 class Observed(OwnLoading):
     """Tells of itself, and can hold up updates as a request does that takes long."""
+
+    delay_s = 0.0
 
     def get_pid(self):
         return os.getpid()
@@ -40,6 +43,13 @@ class Observed(OwnLoading):
 
         threading.Thread(target=request, daemon=True).start()
         assert is_in.wait(LONG)
+
+    def notify_update_weights(self):
+        time.sleep(self.delay_s)
+        super().notify_update_weights()
+
+    def delay_announcements(self, seconds):
+        self.delay_s = seconds
 
     def let_requests_go(self):
         self.may_end.set()
@@ -119,6 +129,56 @@ def test_two_announcements_before_one_update_are_both_answered(run):
     run.ask(1, Observed.let_requests_go)
     group.wait_for_eval_weight_update(LONG)
     assert run.states() == [(1, 1)] * 2
+
+
+@pytest.fixture
+def slow_news(run):
+    """Have the first eval policy hear of new weights later than of all else."""
+    run.ask(1, Observed.delay_announcements, 0.2)
+    yield
+    run.ask(1, Observed.delay_announcements, 0.0)
+
+
+@pytest.mark.parametrize("strategy", BUFFERED)
+def test_requests_that_follow_a_push_are_answered_by_its_weights_though_nobody_waits(run, slow_news, strategy):
+    group = run.group(strategy)
+    for sizes, options in [([2, 1, 1], {}), ([1, 1], {"evaluation": True})]:
+        run.train()
+        version = group.sync_weights()
+        answers = gather(group.rollout_batch(batch(sizes), **options).items, LONG)
+        assert [answer.version for answer in answers] == [version] * len(sizes)
+        assert all((answer.extras["numbers"] == version).all() for answer in answers)
+    # Once they are known to be in force, no request says any more what it needs.
+    assert group._weights.pending
+    group.wait_for_eval_weight_update(LONG)
+    assert not group._weights.pending
+
+
+def test_a_request_that_needs_weights_that_failed_fails_and_does_not_wait(run, slow_news):
+    group = run.group("Double")
+    run.train()
+    run.ask(1, Observed.fail_next_loading)
+    group.sync_weights()
+    late, fine = group.rollout_batch(batch([1, 1])).items
+    with pytest.raises(WorkerError, match="this cannot be loaded"):
+        late.result(LONG)
+    assert fine.result(LONG).version == 1
+    run.train()
+    push(group)
+
+
+@pytest.mark.parametrize("strategy", BUFFERED)
+def test_a_state_that_is_loaded_comes_after_weights_that_are_on_their_way(run, slow_news, strategy):
+    group = run.group(strategy)
+    state = group.get_training_state()
+    for load in (group.load_training_state, group.load_weights):
+        run.train()
+        group.sync_weights()
+        load(state)
+        assert run.states() == [(0, 0)] * 2
+        assert group.verify_eval_weight_consistency(rtol=0)
+        answers = gather(group.rollout_batch(batch([1, 1])).items, LONG)
+        assert [answer.version for answer in answers] == [0, 0]
 
 
 def test_a_failure_is_raised_by_every_wait_until_a_push_mends_it(run):

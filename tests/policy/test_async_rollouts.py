@@ -15,6 +15,7 @@ from rlightning.policy.base_policy import BasePolicy, PolicyRole
 from rlightning.policy.group_routing import request_channel
 from rlightning.policy.policy_group import PolicyGroup
 from rlightning.runtime import WorkerHandle, as_handle, gather
+from rlightning.runtime.future import LocalFuture, PendingFuture
 from rlightning.runtime.spawn import WorkerPool, WorkerSpec
 from rlightning.types import BatchedData, PolicyResponse
 from tests.doubles import LinearPolicy
@@ -427,3 +428,23 @@ def test_an_env_worker_stays_with_the_policy_that_keeps_its_state(mode):
     # 1, 3 and 5 lost theirs, and begin anew where they are now.
     assert counts() == [3, 1, 3, 1, 3, 1]
     assert counts() == [4, 2, 4, 2, 4, 2]
+
+
+def test_requests_on_their_way_are_answered_before_an_older_state_is_loaded():
+    config = PolicyConfig(rollout_mode="async", weight_buffer=WeightBufferConfig(buffer_strategy="Double"))
+    source = learner()
+    group = PolicyGroup([source], [Alone(config, PolicyRole.EVAL)], config)
+    group.init(TRAIN)
+    group.init_weight_buffer()
+    group.sync_weights()
+    state = group.get_training_state()
+    source.version += 1
+    group.sync_weights()
+    # What the env shows comes late: the request needs version 1, and would wait for ever where that has gone.
+    shown = PendingFuture("env[0]", "step")
+    answer = group.rollout_batch(BatchedData([0], [shown])).items[0]
+    threading.Timer(0.1, shown.settle, [LocalFuture(request(1))]).start()
+    group.load_training_state(state)
+    assert answer.done()
+    assert answer.result(LONG).version == 1
+    assert group.rollout_batch(batch([1])).items[0].result(LONG).version == 0

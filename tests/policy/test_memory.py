@@ -327,7 +327,7 @@ def test_push_offload_reload_act_gives_the_learners_digest(group):
         if epoch == 1:
             group.sync_weights()
             assert group.verify_eval_weight_consistency(rtol=0)
-        group.offload_model_optimizer()
+        group.offload_model_param_and_grad()
         group.reload_eval_model()
         if epoch == 2:
             group.sync_weights()
@@ -337,6 +337,17 @@ def test_push_offload_reload_act_gives_the_learners_digest(group):
     learners, actors = ask(group.train_list, Traveller.count_bytes), ask(group.eval_list, Traveller.count_bytes)
     assert learners == [(2 * (MODEL_BYTES + OPTIMIZER_BYTES + 24),) * 2]
     assert actors == [(2 * MODEL_BYTES,) * 2] * 2
+
+
+def test_the_optimizer_of_a_group_moves_alone(group):
+    group.sync_weights()
+    group.update_dataset([data()])
+    group.train()
+    group.offload_model_optimizer()
+    assert ask(group.train_list, Traveller.get_offloaded) == [["optimizer"]]
+    assert ask(group.train_list, Traveller.count_bytes) == [(OPTIMIZER_BYTES, 0)]
+    group.reload_model_optimizer()
+    assert ask(group.train_list, Traveller.get_offloaded) == [[]]
 
 
 def test_acting_and_learning_while_offloaded_are_errors_of_the_group(group):

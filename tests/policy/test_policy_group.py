@@ -185,6 +185,17 @@ def test_some_env_workers_may_ask_in_any_order_and_by_futures(policies, group):
         np.testing.assert_allclose(got[3].action[2] - got[4].action[0], 5 * weight.sum(1), rtol=1e-4, atol=1e-5)
 
 
+def test_ids_of_env_workers_may_be_of_any_hashable_kind(policies, group):
+    group.sync_weights()
+    ids = [("arm", 1), "head", np.int64(3), "tail"]
+    responses = group.rollout_batch(batch([1, 2, 3, 1], env_ids=ids))
+    finished = group.postprocess(batched_policy_resp=responses)
+    assert responses.ids() == finished.ids() == ids
+    assert [len(answer.action) for answer in gather(finished.values(), 60)] == [1, 2, 3, 1]
+    # They take turns as numbers do: two of the four at each policy, by one forward.
+    assert [ask(actor, Breakable.count_forwards) for actor in policies.actors] == [1, 1]
+
+
 def test_postprocess_goes_where_the_rollout_went_and_keeps_the_order(group):
     group.sync_weights()
     requests = batch([2, 1, 1])
@@ -387,6 +398,29 @@ def test_where_the_time_went_is_one_table_of_all_workers(group, capsys):
 
 
 # Doubles, mixtures, user code
+
+
+class Telling(RolloutOnly):
+    """Returns something where it is initialised."""
+
+    def __init__(self, number):
+        super().__init__()
+        self.number = number
+
+    def init_train(self, train_config, env_meta=None):
+        return f"learner {self.number}"
+
+    def init_eval(self, eval_config=None, env_meta=None):
+        return self.number
+
+
+def test_what_the_policies_return_from_their_start_is_listed():
+    learner, *actors = (Telling(number) for number in (7, 1, 2))
+    group = PolicyGroup([learner], actors, CONFIG)
+    assert group.init_eval() == [1, 2]
+    assert group.init_train(TRAIN) == ["learner 7"]
+    group.push(policy_worker=Telling(3), role=PolicyRole.EVAL)
+    assert group.init_eval() == [1, 2, 3]
 
 
 def test_a_bare_double_with_just_the_hooks_works(runtime):

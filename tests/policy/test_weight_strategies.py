@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from rlightning.checkpoint import load_state, save_state
 from rlightning.config import PolicyConfig
@@ -11,8 +12,17 @@ from rlightning.policy.base_policy import PolicyRole
 from rlightning.policy.policy_group import PolicyGroup
 from rlightning.runtime import as_handle, gather
 from rlightning.runtime.spawn import WorkerPool, WorkerSpec
+from rlightning.types import BatchedData
 from rlightning.weights.slots import _MAPPED
-from tests.policy.policies import Dying, Forgetful, NumberedOfEveryKind, OwnLoading, batch
+from tests.policy.policies import (
+    ByTheContract,
+    ByTheContractAlone,
+    Dying,
+    Forgetful,
+    NumberedOfEveryKind,
+    OwnLoading,
+    batch,
+)
 from tests.policy.pushes import STRATEGIES, TRAIN, config_for, push
 
 REMOTE = {"local": [False] * 4, "ray": [True] * 4, "mixed": [False, True, False, True]}
@@ -118,6 +128,24 @@ def test_a_state_with_tensors_of_every_kind_is_saved_and_taken_back(places, tmp_
     # What is not kept stays each policy's own: neither sent nor saved.
     hidden = [ask(policy, NumberedOfEveryKind.get_hidden) for policy in (*group.train_list, *group.eval_list)]
     assert hidden == [[3.0] * 6] + [[0.0] * 6] * 3
+
+
+@pytest.mark.parametrize("strategy", [*STRATEGIES, "colocated"])
+@pytest.mark.parametrize("cls", [ByTheContract, ByTheContractAlone])
+def test_methods_with_just_the_parameters_of_the_contract_work(cls, strategy):
+    learner, actor = cls(PolicyConfig(), PolicyRole.TRAIN), cls(PolicyConfig(), PolicyRole.EVAL)
+    group = PolicyGroup([learner], [actor], config_for("None" if strategy == "colocated" else strategy), seed=3)
+    group.init(TRAIN)
+    group.init_placement_info(is_colocated=strategy == "colocated")
+    group.init_weight_buffer()
+    for version in range(3):
+        assert push(group) == version
+        assert group.compare_weights() == []
+        (response,) = group.rollout_batch(batch([2])).items
+        assert group.postprocess(batch([2]), BatchedData([0], [response])).items[0].result().version == version
+        group.update_dataset([torch.zeros(1)])
+        group.train()
+    assert learner.net.bias.tolist() == (actor.net.bias + 1).tolist()
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -11,6 +11,12 @@ def test_a_batch_is_read_by_env_id_and_in_order():
     assert (len(batch), list(batch), batch[2]) == (2, [(4, "four"), (2, "two")], "two")
 
 
+def test_a_batch_gives_its_ids_and_values_which_may_be_of_any_hashable_kind():
+    batch = BatchedData((("left", 1), "head", 3), "abc")
+    assert (batch.ids(), batch.values()) == ([("left", 1), "head", 3], ["a", "b", "c"])
+    assert (batch["head"], batch[("left", 1)]) == ("b", "a")
+
+
 def test_ids_and_items_of_different_numbers_are_refused():
     with pytest.raises(ValueError, match="2 env ids for 1 items"):
         BatchedData([0, 1], ["only one"])
