@@ -50,7 +50,7 @@ class FragmentCollector:
         block.clear()
         seen: list[EnvRet] = [worker.current() for worker in workers]
         for _ in range(self._num_steps):
-            responses = policy._rollout_batch(*seen)
+            responses = policy._rollout_batch(*seen, env_ids=self._env_ids)
             stepped = [worker.step(response) for worker, response in zip(workers, responses, strict=True)]
             for place, response in enumerate(responses):
                 block.add(place, seen[place], response)

@@ -43,7 +43,12 @@ class Answering:
             self._coroutines = CoroutineThread(name)
 
     def answer(
-        self, policy: BasePolicy, env_rets: Sequence[EnvRet], evaluation: bool, deterministic: bool
+        self,
+        policy: BasePolicy,
+        env_rets: Sequence[EnvRet],
+        evaluation: bool,
+        deterministic: bool,
+        env_ids: Sequence[Any] = (),
     ) -> list[PolicyResponse]:
         """Answer several env workers by one forward pass.
 
@@ -53,7 +58,7 @@ class Answering:
         counts = [len(ret.reward) for ret in env_rets]
         with self._gate.request(), self._timer.measure("rollout"), torch.inference_mode():
             _require_weights(policy)
-            request = join_requests(env_rets, policy.device)
+            request = join_requests(env_rets, policy.device, env_ids)
             context = EVALUATES.set(True) if evaluation else None
             try:
                 if self._coroutines is None:

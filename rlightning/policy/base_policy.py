@@ -378,12 +378,17 @@ class BasePolicy(nn.Module, ABC):
         return self._answering.answer(self, (env_ret,), evaluation, deterministic)[0]
 
     def _rollout_batch(
-        self, *env_rets: EnvRet, evaluation: bool = False, deterministic: bool = False, at_least: int = -1
+        self,
+        *env_rets: EnvRet,
+        evaluation: bool = False,
+        deterministic: bool = False,
+        at_least: int = -1,
+        env_ids: Sequence[Any] = (),
     ) -> list[PolicyResponse]:
         """Answer several env workers by one forward pass, once version ``at_least`` is in force."""
         if self.version < at_least:
             self._weight_import.wait_for_version(at_least)
-        return self._answering.answer(self, env_rets, evaluation, deterministic)
+        return self._answering.answer(self, env_rets, evaluation, deterministic, env_ids)
 
     def _rollout_async(
         self, env_ret: EnvRet, evaluation: bool = False, deterministic: bool = False, at_least: int = -1

@@ -23,34 +23,75 @@ class _Request(EnvRet):
     Most policies read the observation alone, and a copy of what nobody reads would be made at every step.
     """
 
-    __slots__ = ("_device", "_env_rets")
+    __slots__ = ("_device", "_env_ids", "_env_rets")
 
-    def __init__(self, env_rets: Sequence[EnvRet], device: str) -> None:
-        self._env_rets, self._device = env_rets, device
-        self.observation = concat_rows([ret.observation for ret in env_rets], device)
+    def __init__(self, env_rets: Sequence[EnvRet], device: str, env_ids: Sequence[Any]) -> None:
+        self._env_rets, self._device, self._env_ids = env_rets, device, env_ids
+        self.observation = self._join("observation", [ret.observation for ret in env_rets])
 
     def __getattr__(self, name: str) -> Any:
         # Only called for a field that was not set yet.
         if name not in EnvRet.__slots__:
             raise AttributeError(f"EnvRet has no attribute {name!r}")
         if name in _JOINS:
-            value = _JOINS[name](self._env_rets, self._device)
+            value = _JOINS[name](self, self._env_rets)
         else:
-            value = concat_rows([getattr(ret, name) for ret in self._env_rets], self._device)
+            value = self._join(name, [getattr(ret, name) for ret in self._env_rets])
         setattr(self, name, value)
         return value
+
+    def _join(self, field: str, trees: Sequence[Tree]) -> Tree:
+        try:
+            return concat_rows(trees, self._device)
+        except (KeyError, RuntimeError, TypeError, ValueError) as error:
+            if misfit := _first_misfit(field, trees, self._env_ids):
+                raise ShapeError(misfit) from error
+            raise
 
     @property
     def num_envs(self) -> int:
         return sum(ret.num_envs for ret in self._env_rets)
 
 
-def join_requests(env_rets: Sequence[EnvRet], device: str) -> EnvRet:
+def join_requests(env_rets: Sequence[EnvRet], device: str, env_ids: Sequence[Any] = ()) -> EnvRet:
     """Join results of env workers along the rows, as owned tensors on ``device``.
 
     The policy may write into them: nobody else holds them.
+
+    Args:
+        env_rets: One result per env worker.
+        device: Where the tensors are to be.
+        env_ids: Ids of the env workers, for messages; empty means 0, 1, and so on.
+
+    Raises:
+        ShapeError: If results differ in keys, shape of a row or dtype; names env worker and field. A field that is not
+            the observation is looked at when it is first read.
     """
-    return _Request(env_rets, device)
+    return _Request(env_rets, device, env_ids or range(len(env_rets)))
+
+
+def _first_misfit(field: str, trees: Sequence[Tree], env_ids: Sequence[Any]) -> str:
+    """Say which env worker gives a field that differs from the first one's, and where; empty where none does."""
+    first, *others = (_rows_of(field, tree) for tree in trees)
+    for env_id, other in zip(env_ids[1:], others, strict=True):
+        for part in [*first, *other]:
+            got, expected = other.get(part, "missing"), first.get(part, "missing")
+            if got != expected:
+                return (
+                    f"{part} of env worker {env_id} is {got}, and that of env worker {env_ids[0]} is {expected}: "
+                    f"env workers whose requests go to one policy need equal spaces"
+                )
+    return ""
+
+
+def _rows_of(path: str, tree: Tree) -> dict[str, str]:
+    """Describe each leaf of a tree: its path -> shape of a row and dtype."""
+    if isinstance(tree, dict | list | tuple):
+        items = tree.items() if isinstance(tree, dict) else enumerate(tree)
+        return {part: text for key, item in items for part, text in _rows_of(f"{path}[{key!r}]", item).items()}
+    if not hasattr(tree, "shape"):
+        return {path: f"a {type(tree).__name__}"}
+    return {path: f"[N{''.join(f', {size}' for size in tree.shape[1:])}] {str(tree.dtype).removeprefix('torch.')}"}
 
 
 def split_response(response: PolicyResponse, counts: Sequence[int], version: int) -> list[PolicyResponse]:
@@ -128,18 +169,18 @@ def versions_behind(data: TensorDictBase, version: int) -> int:
     return version - int(known.min()) if known.numel() else 0
 
 
-def _join_final(env_rets: Sequence[EnvRet], device: str) -> Tree | None:
+def _join_final(request: _Request, env_rets: Sequence[EnvRet]) -> Tree | None:
     if all(ret.final_observation is None for ret in env_rets):
         return None
     finals = [ret.observation if ret.final_observation is None else ret.final_observation for ret in env_rets]
-    return concat_rows(finals, device)
+    return request._join("final_observation", finals)
 
 
-def _join_info(env_rets: Sequence[EnvRet], device: str) -> dict[str, Tree]:
+def _join_info(request: _Request, env_rets: Sequence[EnvRet]) -> dict[str, Tree]:
     # Envs of different kinds may report different things: what only some report is not for a batch.
     common = set(env_rets[0].info).intersection(*(ret.info for ret in env_rets[1:]))
     arrays = {key for key in common if isinstance(env_rets[0].info[key], np.ndarray)}
-    return {key: concat_rows([ret.info[key] for ret in env_rets], device) for key in sorted(arrays)}
+    return {key: request._join(f"info[{key!r}]", [ret.info[key] for ret in env_rets]) for key in sorted(arrays)}
 
 
 _JOINS = {"final_observation": _join_final, "info": _join_info}

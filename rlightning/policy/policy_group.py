@@ -295,14 +295,17 @@ class PolicyGroup:
         options = {"evaluation": True, "deterministic": deterministic} if evaluation or deterministic else {}
         if self._routing.is_async:
             return self._rollout_each(batched_env_ret, options)
-        routes = self._routing.route(tuple(batched_env_ret.env_ids))
+        env_ids = tuple(batched_env_ret.env_ids)
+        routes = self._routing.route(env_ids)
         if len(routes) == 1:
             handle = routes[0][0]
-            return BatchedData(batched_env_ret.env_ids, _ask(handle, items, self._up_to_date(handle, options)))
+            return BatchedData(batched_env_ret.env_ids, _ask(handle, items, self._up_to_date(handle, options), env_ids))
         answers: list[Any] = [None] * len(items)
         for handle, places in routes:
             asked = [items[place] for place in places]
-            for place, answer in zip(places, _ask(handle, asked, self._up_to_date(handle, options)), strict=True):
+            asking = [env_ids[place] for place in places]
+            given = _ask(handle, asked, self._up_to_date(handle, options), asking)
+            for place, answer in zip(places, given, strict=True):
                 answers[place] = answer
         return BatchedData(batched_env_ret.env_ids, answers)
 
@@ -647,9 +650,11 @@ def _hook(handle: WorkerHandle, own: Any, users: Any) -> Any:
     return own if hasattr(handle.target, own.__name__) else users
 
 
-def _ask(handle: WorkerHandle, env_rets: Sequence[Any], options: dict[str, Any]) -> list[Future[PolicyResponse]]:
+def _ask(
+    handle: WorkerHandle, env_rets: Sequence[Any], options: dict[str, Any], env_ids: Sequence[Any]
+) -> list[Future[PolicyResponse]]:
     if len(env_rets) == 1:
         return [handle.call(BasePolicy._rollout, env_rets[0], **options)]
     if hasattr(handle.target, "_rollout_batch"):
-        return handle.call_split(len(env_rets), BasePolicy._rollout_batch, *env_rets, **options)
+        return handle.call_split(len(env_rets), BasePolicy._rollout_batch, *env_rets, **options, env_ids=env_ids)
     return [handle.call(BasePolicy._rollout, env_ret, **options) for env_ret in env_rets]

@@ -20,7 +20,12 @@ def owned_tensor(leaf: Any, device: str = "cpu") -> torch.Tensor:
 
 
 def concat_rows(trees: Sequence[Tree], device: str = "cpu") -> Tree:
-    """Join trees of arrays along axis 0 into owned tensors on ``device``."""
+    """Join trees of arrays along axis 0 into owned tensors on ``device``.
+
+    Raises:
+        ValueError, TypeError, KeyError, RuntimeError: If they differ in anything else than the number of rows. A
+            difference of dtypes would otherwise be joined to a third one.
+    """
     first = trees[0]
     if len(trees) == 1:
         if type(first) is np.ndarray:
@@ -29,7 +34,9 @@ def concat_rows(trees: Sequence[Tree], device: str = "cpu") -> Tree:
 
     def join(*leaves: Any) -> torch.Tensor:
         if isinstance(leaves[0], torch.Tensor):
+            if len({leaf.dtype for leaf in leaves}) > 1:
+                raise TypeError("tensors of different dtypes")
             return torch.cat(leaves).to(device)
-        return torch.from_numpy(np.concatenate(leaves)).to(device)
+        return torch.from_numpy(np.concatenate(leaves, dtype=leaves[0].dtype, casting="no")).to(device)
 
     return tree_map(join, first, *trees[1:])

@@ -26,6 +26,8 @@ def tree_map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
         # Most trees are one array: this comes first, since it is asked several times per env step.
         return function(tree, *others)
     if isinstance(tree, dict):
+        if any(len(other) != len(tree) for other in others):
+            raise ValueError(f"one tree has the keys {list(tree)}, another {[list(other) for other in others]}")
         return {key: tree_map(function, value, *(other[key] for other in others)) for key, value in tree.items()}
     if isinstance(tree, tuple):
         mapped = [tree_map(function, *items) for items in zip(tree, *others, strict=True)]

@@ -10,13 +10,13 @@ from tensordict import TensorDict
 
 from rlightning.checkpoint import load_state
 from rlightning.config import PolicyConfig, TrainConfig, WeightBufferConfig
-from rlightning.errors import ProtocolError, WeightSyncError, WorkerError
+from rlightning.errors import ProtocolError, ShapeError, WeightSyncError, WorkerError
 from rlightning.policy.base_policy import PolicyRole
 from rlightning.policy.policy_group import PolicyGroup
 from rlightning.runtime import as_handle, gather
 from rlightning.runtime.future import LocalFuture
 from rlightning.runtime.spawn import WorkerPool, WorkerSpec
-from rlightning.types import BatchedData
+from rlightning.types import BatchedData, EnvRet
 from tests.policy.hooks import RolloutOnly
 from tests.policy.policies import Breakable, Scribbling, batch, request
 
@@ -206,6 +206,40 @@ def test_postprocess_goes_where_the_rollout_went_and_keeps_the_order(group):
     assert list(answers(group.postprocess(batched_policy_resp=responses))) == [0, 1, 2]
     with pytest.raises(ValueError, match="postprocess needs"):
         group.postprocess()
+
+
+def _odd(part, value):
+    """A request whose observation is a dict, with another value in one place."""
+    observation = {"image": np.zeros((1, 4, 4, 3), np.uint8), "state": (np.zeros((1, 2), np.float32),)}
+    return EnvRet.from_reset({**observation, part: value}, 1)
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "message"),
+    [
+        (
+            "image",
+            np.zeros((1, 8, 8, 3), np.uint8),
+            r"\['image'\] of env worker 4 is \[N, 8, 8, 3\] uint8, .* worker 0 ",
+        ),
+        (
+            "state",
+            (np.zeros((1, 3), np.float32),),
+            r"\['state'\]\[0\] of env worker 4 is \[N, 3\] float32, .* \[N, 2\]",
+        ),
+        ("state", (np.zeros((1, 2), np.float64),), r"\['state'\]\[0\] of env worker 4 is \[N, 2\] float64, .* float32"),
+        ("state", np.zeros((1, 2), np.float32), r"\['state'\]\[0\] of env worker 4 is missing"),
+        ("depth", np.zeros((1, 2), np.float32), r"\['depth'\] of env worker 4 is \[N, 2\] float32, .* missing"),
+    ],
+)
+def test_env_workers_of_different_shapes_dtypes_or_keys_are_named_with_the_field(group, part, value, message):
+    group.sync_weights()
+    # Env workers 0, 2 and 4 ask the first policy, 1 and 3 the second one.
+    fine = _odd("image", np.zeros((1, 4, 4, 3), np.uint8))
+    answers = group.rollout_batch(BatchedData([0, 1, 2, 3, 4], [fine] * 4 + [_odd(part, value)])).items
+    with pytest.raises(WorkerError, match="observation" + message) as caught:
+        answers[0].result(60)
+    assert isinstance(caught.value.__cause__, ShapeError)
 
 
 def test_evaluation_does_not_change_what_training_samples(group):
