@@ -23,6 +23,7 @@ from rlightning.errors import ConfigError, ProtocolError
 from rlightning.observability.timer import Span, Timer
 from rlightning.policy.acting import Acting
 from rlightning.policy.answering import EVALUATES, Answering
+from rlightning.policy.attributes import optimizers, require_registered, steppers
 from rlightning.policy.batching import versions_behind
 from rlightning.policy.compilation import compile_at_first_call
 from rlightning.policy.coroutines import hide_coroutines, is_coroutine
@@ -30,15 +31,8 @@ from rlightning.policy.data_parallel import DataParallel, infer_train_dp_world_s
 from rlightning.policy.gate import RolloutGate
 from rlightning.policy.generators import Generators
 from rlightning.policy.memory import Part, memory_of, optimizer_tensors
-from rlightning.policy.tensors import ModuleTensors, distinct_tensors, with_buffers
-from rlightning.policy.training_state import (
-    clone_checkpoint_value,
-    load_whole_state,
-    optimizers,
-    own_state,
-    steppers,
-    whole_state,
-)
+from rlightning.policy.tensors import ModuleTensors, as_tensors, distinct_tensors, held_tensors, with_buffers
+from rlightning.policy.training_state import clone_checkpoint_value, load_whole_state, own_state, whole_state
 from rlightning.policy.weight_export import WeightExport
 from rlightning.policy.weight_import import WeightImport
 from rlightning.runtime import own_place
@@ -148,6 +142,7 @@ class BasePolicy(nn.Module, ABC):
         self._answering = Answering(type(self), self._gate, self._timer)
         if self.rollout_mode == "sync" and is_coroutine(type(self).rollout_step):
             raise ConfigError(f"{type(self).__name__}.rollout_step is a coroutine: set policy.rollout_mode=async")
+        self._frame = frozenset(vars(self))
 
     # What a user writes
 
@@ -224,11 +219,12 @@ class BasePolicy(nn.Module, ABC):
     def get_trainable_parameters(self) -> NamedTensors:
         """Give all that acts: parameters and buffers of ``model_list``, and those of the policy itself.
 
-        One of your own may leave out what the eval policies do without. The buffers of a module whose parameters are
-        all there, under its name in ``model_list``, travel with them in any case.
+        One of your own may leave out what the eval policies do without, and list tensors and numpy arrays that no
+        module holds. The buffers of a module whose parameters are all there, under its name in ``model_list``, travel
+        with them in any case.
 
         Returns:
-            Module name -> tensor name -> the live tensor; names are free of the prefixes of wrappers.
+            Module name -> tensor name -> the live tensor or array; names are free of the prefixes of wrappers.
         """
         return {name: dict(named) for name, named in self._module_tensors.of(self, self._models()).items()}
 
@@ -239,7 +235,7 @@ class BasePolicy(nn.Module, ABC):
             WeightSyncError: If names, shapes or dtypes differ; nothing is changed then.
             ProtocolError: If ``get_trainable_parameters`` gives copies, which nobody acts with.
         """
-        own, given = flatten_names(self.get_trainable_parameters()), flatten_names(state_dict)
+        own, given = flatten_names(as_tensors(self.get_trainable_parameters())), flatten_names(as_tensors(state_dict))
         if not self._lists_plainly:
             self._require_live(own)
         self._weight_import.copy_in(own, given, self._who)
@@ -306,6 +302,8 @@ class BasePolicy(nn.Module, ABC):
             self._build(training=True)
             self._data_parallel.start(self)
             self.setup_optimizer(self.config.optim_cfg)
+            self._require_registered()
+            self._data_parallel.start_equal(self)  # what came with the optimizer, too
         self.epoch = self.version = 0
         self.is_init = True
 
@@ -316,6 +314,7 @@ class BasePolicy(nn.Module, ABC):
         self.env_meta = env_meta
         self.version = -1
         self._build(training=False)
+        self._require_registered()
         self._weight_import.forgive()
         if self.rollout_mode == "async":
             self._answering.start_coroutines(f"{type(self).__name__} rollouts")
@@ -545,14 +544,14 @@ class BasePolicy(nn.Module, ABC):
             self._memory.reload_model(self._tensors(), with_gradients=load_grad)
 
     def offload_optimizer(self) -> None:
-        """Move the state of all optimizers to host memory; training wants it back."""
+        """Move the state of all optimizers, and what only they hold, to host memory; training wants it back."""
         with self._timer.measure("offload"):
-            self._memory.offload(Part.OPTIMIZER, optimizer_tensors(optimizers(self)))
+            self._memory.offload(Part.OPTIMIZER, self._of_optimizers())
 
     def reload_optimizer(self) -> None:
-        """Move the state of all optimizers to the device."""
+        """Move the state of all optimizers, and what only they hold, to the device."""
         with self._timer.measure("reload"):
-            self._memory.reload(Part.OPTIMIZER, optimizer_tensors(optimizers(self)))
+            self._memory.reload(Part.OPTIMIZER, self._of_optimizers())
 
     # Checkpoints
 
@@ -669,6 +668,10 @@ class BasePolicy(nn.Module, ABC):
         """List the groups of a kind that this policy is in."""
         return self._communicator.groups(mode)
 
+    def count_peers(self) -> int:
+        """Return the number of train policies that learn with this one, itself included."""
+        return self.peers.size
+
     def get_rank(self) -> int:
         """Give the rank of this policy among all policies; 0 without groups."""
         return self._communicator.rank
@@ -770,11 +773,11 @@ class BasePolicy(nn.Module, ABC):
         """Give what travels: what ``get_trainable_parameters`` lists, and the buffers of whole modules in it."""
         if self._lists_plainly:
             return self._module_tensors.of(self, self._models())
-        return with_buffers(self.get_trainable_parameters(), self._models())
+        return with_buffers(as_tensors(self.get_trainable_parameters()), self._models())
 
     def _require_live(self, listed: Mapping[str, torch.Tensor]) -> None:
         """Make sure that what an author lists is what acts: copies lie in other memory each time that one asks."""
-        again = flatten_names(self.get_trainable_parameters())
+        again = flatten_names(as_tensors(self.get_trainable_parameters()))
         copies = [name for name, held in listed.items() if name in again and held.data_ptr() != again[name].data_ptr()]
         if copies:
             raise ProtocolError(
@@ -785,6 +788,14 @@ class BasePolicy(nn.Module, ABC):
     def _tensors(self) -> list[torch.Tensor]:
         """List all parameters and buffers, those that are not kept included."""
         return distinct_tensors([self, *(module for _, module in self._models())])
+
+    def _of_optimizers(self) -> list[torch.Tensor]:
+        return [*optimizer_tensors(optimizers(self)), *held_tensors(self).learned.values()]
+
+    def _require_registered(self) -> None:
+        """Refuse modules whose weights would reach nobody; see ``require_registered``."""
+        listed = [] if self._lists_plainly else [one for named in self._acting().values() for one in named.values()]
+        require_registered(self, self._frame, [*self._tensors(), *listed])
 
     def _build(self, *, training: bool) -> None:
         # Until all is there again, nobody acts or learns with what is left of it, also after a failure.

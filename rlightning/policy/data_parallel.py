@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
@@ -14,8 +14,8 @@ from torch import nn
 
 from rlightning.distributed import Communicator, GradientAverage, Group, ParallelMode, open_group
 from rlightning.errors import ConfigError, ProtocolError, WeightSyncError
-from rlightning.policy.tensors import all_tensors
-from rlightning.policy.training_state import optimizers
+from rlightning.policy.attributes import optimized
+from rlightning.policy.tensors import Held, all_tensors, held_tensors, put_back
 from rlightning.weights.bundle import digests
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class DataParallel:
     def __init__(self, communicator: Communicator) -> None:
         self._communicator = communicator
         self._average: GradientAverage | None = None
-        self._of_optimizers: list[torch.Tensor] = []
+        self._no_modules: list[torch.Tensor] = []
         self._is_wrapped = False  # whether the author's wrap_with_ddp was called for the networks that are there
         self._is_outdated = False  # whether it would have to be called again, for networks that are built anew
 
@@ -83,7 +83,7 @@ class DataParallel:
             WeightSyncError: If the others have other networks.
             ConfigError: If ``wrap_with_ddp`` has no default group of torch to work with.
         """
-        self._start_equal(policy)
+        self.start_equal(policy, networks_only=True)
         self._is_outdated = False
         wrap = getattr(policy, "wrap_with_ddp", None)
         self._is_wrapped = wrap is not None and (self.peers.size > 1 or policy.train_config.parallel == "ddp")
@@ -135,11 +135,12 @@ class DataParallel:
     def look_anew(self, policy: BasePolicy) -> None:
         """See what there is to learn now, before a phase of learning: an author may add and replace some at any time.
 
-        What an optimizer was given and no module holds, such as a temperature, is learned as well.
+        What no module holds is learned as well: what an optimizer was given, such as a temperature, and what an author
+        lists.
         """
         if self._average is not None:
-            groups = [group for optimizer in optimizers(policy) for group in optimizer.param_groups]
-            self._of_optimizers = [parameter for group in groups for parameter in group["params"]]
+            listed = () if policy._lists_plainly else held_tensors(policy).listed.values()
+            self._no_modules = [*optimized(policy), *(tensor for tensor in listed if tensor.requires_grad)]
             self._average.watch()
 
     def backward(self, loss: torch.Tensor | None, samples: float) -> None:
@@ -165,14 +166,17 @@ class DataParallel:
         """Take the buffers of the first train policy, after training.
 
         Those of a normalisation of batches went their own way on each, by what each saw; ``DistributedDataParallel``
-        decides the same for them.
+        decides the same for them. What an author lists and no optimizer updates, such as a table, counts among them.
         """
         if self.peers.size > 1:
-            held = all_tensors(policy).values()
-            _take_over([tensor for tensor in held if not isinstance(tensor, nn.Parameter)], self.peers)
+            held = held_tensors(policy)
+            learned = {tensor.data_ptr() for tensor in optimized(policy)}
+            buffers = {name: one for name, one in held.modules.items() if not isinstance(one, nn.Parameter)}
+            listed = {name: one for name, one in held.listed.items() if one.data_ptr() not in learned}
+            _take_over(policy, Held(buffers, listed, {}), self.peers)
 
     def check_ranks(self, policy: BasePolicy) -> None:
-        """Compare all that acts, bit for bit, with what the other train policies have.
+        """Compare all that learns or acts, bit for bit, with what the other train policies have.
 
         Raises:
             WeightSyncError: Names the ranks and the tensors that differ.
@@ -181,6 +185,11 @@ class DataParallel:
         row = torch.tensor([list(bytes.fromhex(digest)) for digest in own.values()], dtype=torch.uint8)
         rows = self.peers.all_gather(row.to(policy.device))
         for rank, other in enumerate(rows):
+            if len(other) != len(rows[0]):
+                raise WeightSyncError(
+                    f"after epoch {policy.epoch} train policy {rank} holds {len(other)} tensors and train policy 0 "
+                    f"{len(rows[0])}"
+                )
             if not torch.equal(other, rows[0]):
                 differ = [name for name, same in zip(own, (other == rows[0]).all(1).tolist(), strict=True) if not same]
                 raise WeightSyncError(
@@ -188,22 +197,32 @@ class DataParallel:
                     f"{len(own)} tensors: {', '.join(differ[:10])}"
                 )
 
-    def _start_equal(self, policy: BasePolicy) -> None:
-        """Take the parameters and buffers of the first train policy."""
+    def start_equal(self, policy: BasePolicy, *, networks_only: bool = False) -> None:
+        """Take all that learns or acts from the first train policy.
+
+        Args:
+            policy: A policy whose networks are built.
+            networks_only: Leave out what only optimizers hold, which may be those of networks before.
+
+        Raises:
+            WeightSyncError: If the others have something else.
+        """
         peers = self.peers
         if peers.size == 1:
             return
-        tensors = all_tensors(policy)
-        layout = repr([(name, tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()])
+        held = held_tensors(policy)
+        if networks_only:
+            held = held._replace(learned={})
+        layout = repr([(name, tuple(tensor.shape), tensor.dtype) for name, tensor in held.joined().items()])
         digest = torch.tensor(list(hashlib.blake2b(layout.encode(), digest_size=16).digest()), dtype=torch.uint8)
         layouts = peers.all_gather(digest.to(policy.device))
         strange = [rank for rank, other in enumerate(layouts) if not torch.equal(other, layouts[0])]
         if strange:
             raise WeightSyncError(
                 f"the networks of the train policies {strange} have other names, shapes or dtypes than those of train "
-                f"policy 0: construct_network must build the same on all of them"
+                f"policy 0: construct_network and setup_optimizer must build the same on all of them"
             )
-        _take_over(list(tensors.values()), peers)
+        _take_over(policy, held, peers)
 
     def _average_over_peers(self, policy: BasePolicy) -> None:
         self._end_average()
@@ -216,7 +235,7 @@ class DataParallel:
     def _learned(self, policy: BasePolicy) -> Iterator[torch.Tensor]:
         for module in (policy, *(module for _, module in policy._models())):
             yield from module.parameters()
-        yield from self._of_optimizers
+        yield from self._no_modules
 
     def _end_average(self) -> None:
         if self._average is not None:
@@ -224,12 +243,16 @@ class DataParallel:
             self._average = None
 
 
-def _take_over(tensors: Sequence[torch.Tensor], peers: Group) -> None:
-    """Copy the values of rank 0 into the tensors of all; nothing to do where there are none."""
+def _take_over(policy: BasePolicy, held: Held, peers: Group) -> None:
+    """Copy the values of rank 0 into some tensors of all; nothing to do where there are none."""
+    tensors = held.joined()
     if not tensors:
         return
-    with torch.no_grad():
-        flat = [tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in tensors]
-        sent = torch.split(peers.broadcast_(torch.cat(flat)), [len(piece) for piece in flat])
-        for tensor, piece in zip(tensors, sent, strict=True):
-            tensor.copy_(piece.clone().view(tensor.dtype).view(tensor.shape))
+    flat = [tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in tensors.values()]
+    sent = torch.split(peers.broadcast_(torch.cat([piece.to(policy.device) for piece in flat])), list(map(len, flat)))
+    values = {
+        name: piece.clone().view(tensor.dtype).view(tensor.shape)
+        for (name, tensor), piece in zip(tensors.items(), sent, strict=True)
+    }
+    given = Held(*({name: values[name] for name in part} for part in held))
+    put_back(policy, held, given, policy.version)

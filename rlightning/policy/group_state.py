@@ -8,7 +8,7 @@ from typing import Any
 from rlightning.errors import ProtocolError
 from rlightning.policy.base_policy import BasePolicy
 from rlightning.policy.members import Members
-from rlightning.runtime import WorkerHandle, gather
+from rlightning.runtime import gather
 
 _OF_AN_ACTOR = ("role", "generator", "evaluation_generator", "global_generators")
 """What is an eval policy's own; what it acts with is the learner's."""
@@ -60,10 +60,29 @@ def load_learners(members: Members, state: Mapping[str, Any]) -> None:
     members.call_each(members.learners, BasePolicy.load_training_state, states)
 
 
-def join_learners(members: Members, newcomer: WorkerHandle) -> None:
-    """Give a train policy the state of the first one; what is its own stays."""
-    train, own = gather(
-        [members.learner().call(BasePolicy.get_training_state), newcomer.call(BasePolicy.get_own_state)],
-        members.timeout_s,
-    )
-    newcomer.call(BasePolicy.load_training_state, {**train, **own}).result(members.timeout_s)
+def equalise_learners(members: Members) -> None:
+    """Give all train policies that are initialised the state of the first one; what is each one's own stays."""
+    first, *others = members.learners
+    if not others or not all(hasattr(one.target, BasePolicy.get_training_state.__name__) for one in members.learners):
+        return  # a bare double has no state
+    is_ready, *ready = members.call(members.learners, BasePolicy.is_initialized)
+    others = [handle for handle, is_one in zip(others, ready, strict=True) if is_one]
+    if is_ready and others:
+        train = first.call(BasePolicy.get_training_state).result(members.timeout_s)
+        own = members.call(others, BasePolicy.get_own_state)
+        members.call_each(others, BasePolicy.load_training_state, [{**train, **one} for one in own])
+
+
+def require_group(members: Members) -> None:
+    """Make sure that all train policies learn together.
+
+    Raises:
+        ProtocolError: If one of several is in no group of all of them: each would learn something else.
+    """
+    learners = [one for one in members.learners if hasattr(one.target, BasePolicy.count_peers.__name__)]
+    sizes = members.call(learners, BasePolicy.count_peers)
+    if any(size != len(members.learners) for size in sizes):
+        raise ProtocolError(
+            f"{len(members.learners)} train policies are to train, and they form no group, so that each would learn by "
+            f"itself: call PolicyGroup.init_comm_group before PolicyGroup.init"
+        )

@@ -22,7 +22,7 @@ class Part(StrEnum):
     GRADIENTS = "gradients"
     """What the last backward pass left."""
     OPTIMIZER = "optimizer"
-    """The state of all optimizers."""
+    """The state of all optimizers, and what only they hold."""
 
 
 class Memory:
@@ -39,17 +39,19 @@ class Memory:
         """Take the two moves; a move that fails, as for lack of memory, leaves everything where it is."""
         self._to_host, self._to_device = to_host, to_device
         self.offloaded: frozenset[Part] = frozenset()
+        self._at_home: dict[Part, set[int]] = {}  # storages that are in host memory at any rate
 
     def offload(self, part: Part, tensors: Iterable[torch.Tensor]) -> None:
         """Move a part, given by all its tensors, to host memory."""
         if part not in self.offloaded:
-            _move(tensors, self._to_host)
+            self._at_home[part] = _move(tensors, self._to_host)
             self.offloaded |= {part}
 
     def reload(self, part: Part, tensors: Iterable[torch.Tensor]) -> None:
         """Move a part, given by all its tensors, to the device."""
         if part in self.offloaded:
-            _move(tensors, self._to_device)
+            stay = self._at_home[part]
+            _move([one for one in tensors if one.untyped_storage().data_ptr() not in stay], self._to_device)
             self.offloaded -= {part}
 
     def offload_model(self, tensors: Sequence[torch.Tensor], *, with_gradients: bool) -> None:
@@ -86,6 +88,8 @@ def memory_of(device: str) -> Memory:
         return Memory(_stay, _stay)
 
     def to_host(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        if storage.device.type == "cpu":
+            return storage
         host = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=True)
         return host.copy_(_as_bytes(storage)).untyped_storage()
 
@@ -113,7 +117,8 @@ def optimizer_tensors(optimizers: Iterable[torch.optim.Optimizer]) -> list[torch
     return tensors
 
 
-def _move(tensors: Iterable[torch.Tensor], move: Move) -> None:
+def _move(tensors: Iterable[torch.Tensor], move: Move) -> set[int]:
+    """Move tensors; returns the places of the storages that stayed."""
     held = [(tensor, tensor.untyped_storage()) for tensor in tensors]
     places = [storage.data_ptr() for _, storage in held]
     moved = {place: move(storage) for place, (_, storage) in dict(zip(places, held, strict=True)).items()}
@@ -124,6 +129,7 @@ def _move(tensors: Iterable[torch.Tensor], move: Move) -> None:
         tensor.data = there
     for device in {str(storage.device) for _, storage in held}:
         release_memory(device)
+    return {place for place, storage in moved.items() if place and storage.data_ptr() == place}
 
 
 def _stay(storage: torch.UntypedStorage) -> torch.UntypedStorage:

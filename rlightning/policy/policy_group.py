@@ -15,7 +15,13 @@ from rlightning.observability.timer import Span, timing_table
 from rlightning.policy.base_policy import BasePolicy, PolicyRole
 from rlightning.policy.group_formation import GroupFormation
 from rlightning.policy.group_routing import GroupRouting
-from rlightning.policy.group_state import check_numbers, gather_state, join_learners, load_learners
+from rlightning.policy.group_state import (
+    check_numbers,
+    equalise_learners,
+    gather_state,
+    load_learners,
+    require_group,
+)
 from rlightning.policy.group_weights import GroupWeights, log_mismatches, weight_carrier
 from rlightning.policy.members import NO_LEARNER, Members
 from rlightning.runtime import Call, Future, WorkerHandle, gather, together
@@ -109,7 +115,6 @@ class PolicyGroup:
         self._set_seeds([newcomer], first=len(members.learners) - 1)
         newcomer.call(BasePolicy.init_train, train_config, env_meta).result(members.timeout_s)
         self.init_comm_group(*self._formation.options)
-        join_learners(members, newcomer)
         members.call(members.learners, BasePolicy.envs_changed)
 
     def pop(self, role: PolicyRole) -> Any:
@@ -194,7 +199,7 @@ class PolicyGroup:
     def _form_anew(self) -> None:
         """Form the communication groups of those who are there now."""
         if len(self._members.learners) > 1 or self._formation.generation:
-            self.init_comm_group(*self._formation.options)
+            self._form_groups(*self._formation.options)
 
     def _train_anew(self, state: dict[str, Any]) -> None:
         """Build all train policies anew, because whose gradients are averaged is another group, and let them go on."""
@@ -354,8 +359,14 @@ class PolicyGroup:
         return max((lag for lag in together(calls, self._members.timeout_s) if lag is not None), default=0)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Train all train policies at once; returns what the first one reports."""
+        """Train all train policies at once; returns what the first one reports.
+
+        Raises:
+            ProtocolError: If there is none, or several that form no group.
+        """
         self._renew_groups()
+        if len(self._members.learners) > 1 and not self._formation.generation:
+            require_group(self._members)
         calls = [
             Call(handle, _hook(handle, BasePolicy._train, BasePolicy.train), args, kwargs)
             for handle in self._members.learners
@@ -381,7 +392,7 @@ class PolicyGroup:
 
         Ranks go by node and device, and all meet at the node of rank 0. The groups: the policies of each node; each
         sender of weights with its receivers; the train policies. The first train policy is rank 0 among the train
-        policies.
+        policies, and those that are initialised take its weights, optimizer state, epoch and version.
 
         Args:
             backend: "nccl" becomes "gloo" where policies have no GPU of their own.
@@ -390,6 +401,11 @@ class PolicyGroup:
         Raises:
             WorkerError: If a policy does not come; its cause is a ``CallTimeout`` that names rank, group and phase.
         """
+        self._form_groups(backend, is_colocated)
+        if self._members.learners:
+            equalise_learners(self._members)
+
+    def _form_groups(self, backend: str, is_colocated: bool) -> None:
         deliveries = self._weights.deliveries() if self._members.learners else []
         self._formation.form(backend, is_colocated, [(one.sender, one.receivers) for one in deliveries])
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 
 from rlightning.errors import ProtocolError
-from rlightning.weights.bundle import flatten_names, strip_wrappers
+from rlightning.policy.attributes import optimizer_only
+from rlightning.weights.bundle import check_same_layout, flatten_names, strip_wrappers
 from rlightning.weights.layout import NamedTensors
 
 if TYPE_CHECKING:
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
 _EXTRA = "_extra_state"
 """Name of what ``nn.Module.get_extra_state`` gives in a state dict."""
+_LISTED = " (listed)"
+"""What tells the name of a tensor that an author lists from an equal one of a module."""
 
 
 class ModuleTensors:
@@ -154,8 +158,26 @@ def _without_wrappers(module: nn.Module, name: str) -> str:
     return ".".join(kept)
 
 
-def all_tensors(policy: BasePolicy) -> dict[str, torch.Tensor]:
-    """List all parameters and buffers that are kept, those of no model included; names as in ``ModuleTensors``.
+class Held(NamedTuple):
+    """All tensors that learn or act, by who holds them; no name is in two of the parts.
+
+    Attributes:
+        modules: Parameters and buffers that are kept, those of no model included; names as in ``ModuleTensors``.
+        listed: What ``get_trainable_parameters`` lists besides.
+        learned: What only an optimizer holds besides; see ``optimizer_only``.
+    """
+
+    modules: dict[str, torch.Tensor]
+    listed: dict[str, torch.Tensor]
+    learned: dict[str, torch.Tensor]
+
+    def joined(self) -> dict[str, torch.Tensor]:
+        """Return all of them by name."""
+        return {**self.modules, **self.listed, **self.learned}
+
+
+def held_tensors(policy: BasePolicy) -> Held:
+    """Find all tensors of a policy that learn or act.
 
     A model may be held by something else than an attribute of the policy.
 
@@ -164,8 +186,76 @@ def all_tensors(policy: BasePolicy) -> dict[str, torch.Tensor]:
     """
     known = set(policy.modules())
     others = [(name, module) for name, module in policy._models() if module not in known]
-    modules = [*policy.named_children(), *others, ("self", _OwnTensors(policy))]
-    return flatten_names({name: _plain(module, module.state_dict(keep_vars=True)) for name, module in modules})
+    tops = [*policy.named_children(), *others, ("self", _OwnTensors(policy))]
+    modules = flatten_names({name: _plain(module, module.state_dict(keep_vars=True)) for name, module in tops})
+    listed = {}
+    if not policy._lists_plainly:
+        places = set(map(_place, modules.values()))
+        for name, tensor in flatten_names(policy._acting()).items():
+            if tensor.numel() and _place(tensor) not in places:
+                listed[f"{name}{_LISTED}" if name in modules else name] = tensor
+    learned = optimizer_only(policy, [*policy._tensors(), *listed.values()])
+    return Held(modules, listed, learned)
+
+
+def all_tensors(policy: BasePolicy) -> dict[str, torch.Tensor]:
+    """Find all tensors of a policy that learn or act, by name."""
+    return held_tensors(policy).joined()
+
+
+def put_back(policy: BasePolicy, held: Held, given: Held, version: int) -> None:
+    """Copy values into what a policy holds.
+
+    Args:
+        policy: The policy.
+        held: Its tensors, or some of them.
+        given: Values by the same names.
+        version: The version of the values, for messages.
+
+    Raises:
+        WeightSyncError: If names, shapes or dtypes differ; nothing is changed then.
+    """
+    check_same_layout(held.joined(), given.joined(), type(policy).__name__, version)
+    if held.listed:
+        # By the author's method, who may list something that is made of what acts. Modules get their own values last.
+        values = given.listed
+        policy._weight_import.load(
+            {
+                module: {
+                    name: values.get(f"{module}.{name}", values.get(f"{module}.{name}{_LISTED}", tensor))
+                    for name, tensor in named.items()
+                }
+                for module, named in policy._acting().items()
+            },
+            version,
+        )
+    own = {**held.modules, **held.learned}
+    policy._weight_import.copy_in(own, {**given.modules, **given.learned}, type(policy).__name__, version)
+
+
+def as_tensors(listed: Mapping[str, Mapping[str, Any]]) -> NamedTensors:
+    """View the arrays among what an author lists as tensors.
+
+    Raises:
+        ProtocolError: If something is neither.
+    """
+    for module, named in listed.items():
+        for name, value in named.items():
+            if not isinstance(value, torch.Tensor | np.ndarray):
+                raise ProtocolError(
+                    f"get_trainable_parameters lists {module}.{name}, a {type(value).__name__}: make it a tensor or an "
+                    f"array"
+                )
+    return {
+        module: {
+            name: value if isinstance(value, torch.Tensor) else torch.from_numpy(value) for name, value in named.items()
+        }
+        for module, named in listed.items()
+    }
+
+
+def _place(tensor: torch.Tensor) -> Any:
+    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
 def distinct_tensors(modules: Iterable[nn.Module]) -> list[torch.Tensor]:

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterable, Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from rlightning.checkpoint import as_picklable
 from rlightning.errors import CheckpointError, WeightSyncError
-from rlightning.policy.tensors import all_tensors
+from rlightning.policy.attributes import steppers
+from rlightning.policy.tensors import Held, held_tensors, put_back
 from rlightning.runtime.generators import global_generators
 from rlightning.weights.bundle import check_same_layout
 
 if TYPE_CHECKING:
     from rlightning.policy.base_policy import BasePolicy
 
-_OF_TORCH = vars(torch.nn.Module()).keys()
-"""What a module holds its parts in."""
-_STEPPERS = {"optimizers": torch.optim.Optimizer, "schedulers": torch.optim.lr_scheduler.LRScheduler}
+logger = logging.getLogger(__name__)
 
 
 def clone_checkpoint_value(value: Any) -> Any:
@@ -52,15 +52,33 @@ def clone_checkpoint_value(value: Any) -> Any:
 
 def whole_state(policy: BasePolicy) -> dict[str, Any]:
     """Give all that a resumed run needs of a policy, copied."""
-    state = {
-        "role": policy.role_type.value,
-        "epoch": policy.epoch,
-        "version": policy.version,
-        "modules": all_tensors(policy),
+    others = {
         **{kind: {name: value.state_dict() for name, value in held.items()} for kind, held in steppers(policy).items()},
         "shared_generator": policy.shared_generator.get_state(),
     }
-    return {**clone_checkpoint_value(state), **policy.get_own_state()}
+    return {
+        "role": policy.role_type.value,
+        "epoch": policy.epoch,
+        "version": policy.version,
+        **{part: _cloned(tensors) for part, tensors in held_tensors(policy)._asdict().items()},
+        **clone_checkpoint_value(others),
+        **policy.get_own_state(),
+    }
+
+
+def _cloned(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Copy tensors.
+
+    Raises:
+        CheckpointError: If one cannot be copied, as those of some dtypes of less than a byte; names it.
+    """
+    cloned = {}
+    for name, tensor in tensors.items():
+        try:
+            cloned[name] = clone_checkpoint_value(tensor)
+        except RuntimeError as error:
+            raise CheckpointError(f"{name} cannot be stored: {error}") from error
+    return cloned
 
 
 def own_state(policy: BasePolicy) -> dict[str, Any]:
@@ -80,19 +98,21 @@ def load_whole_state(policy: BasePolicy, state: Mapping[str, Any], *, act_only: 
     Args:
         policy: A policy that is initialised for the same role.
         state: The state.
-        act_only: Load just modules and version, from the state of a policy of any role.
+        act_only: Load just what acts and its version, from the state of a policy of any role.
 
     Raises:
         CheckpointError: If the state belongs to another network or another role; nothing is changed then.
     """
-    own, held = all_tensors(policy), steppers(policy)
+    own, held = held_tensors(policy), steppers(policy)
     try:
         if not act_only:
             _check_fits(state, policy.role_type.value, held)
-        check_same_layout(own, state["modules"], type(policy).__name__, state["version"])
+        parts = ("modules", "listed") if act_only else Held._fields
+        own, given = _stored(own, state, parts)
+        check_same_layout(own.joined(), given.joined(), type(policy).__name__, state["version"])
         if not act_only:
             _load_steppers(held, state)
-        policy._weight_import.copy_in(own, state["modules"], type(policy).__name__, state["version"])
+        put_back(policy, own, given, state["version"])
         policy.version = state["version"]
         if act_only:
             return
@@ -103,25 +123,14 @@ def load_whole_state(policy: BasePolicy, state: Mapping[str, Any], *, act_only: 
         raise CheckpointError(f"the state does not fit {type(policy).__name__}: {error}") from error
 
 
-def steppers(policy: BasePolicy) -> dict[str, dict[str, Any]]:
-    """Find the optimizers and learning rate schedulers of a policy: kind -> name -> object.
-
-    They are attributes, or lie in a dict, list or tuple that is one: ``optimizer``, ``optimizers.critic``, ``heads.0``.
-    """
-    held = dict(vars(policy))
-    for attribute, value in vars(policy).items():
-        if isinstance(value, dict) and attribute not in _OF_TORCH:
-            held.update((f"{attribute}.{key}", item) for key, item in value.items())
-        elif isinstance(value, list | tuple):
-            held.update((f"{attribute}.{place}", item) for place, item in enumerate(value))
-    return {
-        name: {key: value for key, value in held.items() if isinstance(value, kind)} for name, kind in _STEPPERS.items()
-    }
-
-
-def optimizers(policy: BasePolicy) -> Iterable[torch.optim.Optimizer]:
-    """Find the optimizers among the attributes of a policy."""
-    return steppers(policy)["optimizers"].values()
+def _stored(own: Held, state: Mapping[str, Any], parts: Sequence[str]) -> tuple[Held, Held]:
+    """Choose some parts of what a policy holds and their values in a state, which version 0.1.0 may have made."""
+    if missing := [part for part in parts if part != "modules" and part not in state]:
+        names = [name for part in missing for name in getattr(own, part)]
+        if names:
+            logger.warning("%s stay as they are: rlightning 0.1.0, which made the state, did not store them", names)
+    left_out: dict[str, Any] = {part: {} for part in Held._fields if part not in parts or part in missing}
+    return own._replace(**left_out), Held(*(state.get(part, {}) for part in Held._fields))._replace(**left_out)
 
 
 def _load_steppers(held: Mapping[str, Mapping[str, Any]], state: Mapping[str, Any]) -> None:

@@ -250,7 +250,7 @@ class WeightImport:
         with self._timer.measure("import"), self._gate.update(), self._outcome:
             self._check_newer(version)  # in here, since another thread may have put newer ones in force meanwhile
             if not self._load_at_once(layout, flat):
-                self._load(views(), version)
+                self.load(views(), version)
             if check_source is not None:
                 check_source()
             self._policy.version = version
@@ -278,12 +278,12 @@ class WeightImport:
                     check_key(own.layout, slots.layout.key, self._policy._who)
                     if self._adopted is None and not all(is_alone(tensor) for _, _, tensor in each(own.tensors)):
                         # An author looks at them by an array, or by a view: that has to see the new values.
-                        self._load(newest.tensors, newest.version)
+                        self.load(newest.tensors, newest.version)
                     else:
                         point_all(own.tensors, newest.tensors)
                         self._adopted = slots, newest.stamp
                 else:
-                    self._load(newest.tensors, newest.version)
+                    self.load(newest.tensors, newest.version)
                 self._policy.version = newest.version
 
     def _load_at_once(self, layout: Layout, flat: torch.Tensor) -> bool:
@@ -296,7 +296,7 @@ class WeightImport:
         home.flat.copy_(flat)
         return True
 
-    def _load(self, tensors: NamedTensors, version: int) -> None:
+    def load(self, tensors: NamedTensors, version: int) -> None:
         """Load by ``load_state_dict`` what the policy lists itself, and copy the buffers that an author left out."""
         policy = self._policy
         if self._loads_plainly:

@@ -361,6 +361,49 @@ class Peer(LinearPolicy):
             self.net.weight.fill_(value)
 
 
+class Entropic(Peer):
+    """Learns numbers that only an optimizer holds, and acts with a table that is an array."""
+
+    def construct_network(self, env_meta, *args, **kwargs):
+        super().construct_network(env_meta)
+        self.table = torch.randn(2).numpy()
+
+    def setup_optimizer(self, optim_cfg):
+        super().setup_optimizer(optim_cfg)
+        self.log_alpha = torch.randn(1, requires_grad=True)
+        self.bounds = [torch.randn(2, requires_grad=True)]
+        numbers = [self.log_alpha, *self.bounds, torch.randn((), requires_grad=True)]
+        self.alpha_optimizer = torch.optim.SGD(numbers, self.train_config.lr, momentum=0.5)
+
+    def get_trainable_parameters(self):
+        return {"net": dict(self.net.named_parameters()), "table": {"values": self.table}}
+
+    def rollout_step(self, env_ret, **kwargs):
+        return PolicyResponse(torch.from_numpy(self.table).expand(len(env_ret.reward), 2))
+
+    def train(self, *args, stop_on=None, **kwargs):
+        """Each number goes down by the mean of the data; the table is what this train policy saw."""
+        self.alpha_optimizer.zero_grad()
+        sum(number.sum() * self.dataset.mean() for number in self.get_numbers()).backward()
+        if stop_on == self.peers.rank:
+            raise ArithmeticError(f"train policy {stop_on} cannot")
+        self.alpha_optimizer.step()
+        self.table[:] = self.dataset.mean()
+        return super().train()
+
+    def get_numbers(self):
+        return self.alpha_optimizer.param_groups[0]["params"]
+
+    def get_all(self):
+        tensors = {name: tensor.tolist() for name, tensor in all_tensors(self).items()}
+        momenta = [str(one.state_dict()["state"]) for one in (self.optimizer, self.alpha_optimizer)]
+        return tensors, momenta, self.epoch, self.version
+
+    def spoil(self, name):
+        with torch.no_grad():
+            all_tensors(self)[name].view(-1)[0] += 1.0
+
+
 class Wider(Peer):
     """Has another network on the second train policy."""
 

@@ -856,7 +856,7 @@ def test_the_state_of_another_network_or_role_or_optimizer_changes_nothing(tmp_p
     trained(policy, 2)
     before, rate = policy.get_bundle_digest(), policy.optimizer.param_groups[0]["lr"]
     others = {
-        "another optimizer or of other parameters": learner(OtherGroups, seed=8),
+        r"unexpected self\.optimizer\.1\.0": learner(OtherGroups, seed=8),
         r"another optimizer .* \(KeyError": learner(OtherOptimizer, seed=8),
         r"net\.weight": learner(Wider),
         "role 'eval'": actor(seed=8, weights_from=learner(seed=8)),
