@@ -37,6 +37,26 @@ class FiniteSection(Section):
     model_config = ConfigDict(allow_inf_nan=False)
 
 
+class WrapperConfig(FiniteSection):
+    """A wrapper of Gymnasium around each sub-env."""
+
+    name: str
+    """Name of a class of ``gymnasium.wrappers``, such as "FrameStackObservation", or ``module:Class`` for a subclass of
+    ``gymnasium.Wrapper`` of your own."""
+    arguments: FreeForm = Field(default_factory=dict)
+    """Its arguments besides the env."""
+
+
+class TextConfig(FiniteSection):
+    """How texts in observations, and in ``info`` of envs of your own, become token ids."""
+
+    tokenizer: str = "bytes"
+    """Name of a registered tokenizer; "bytes" gives one id per byte of UTF-8."""
+    length: int | None = Field(None, ge=1)
+    """Ids per text. A shorter text is filled up by 0, a longer one is an error. null means what the space says (its
+    ``max_length``, with "bytes"), and 128 where it says nothing."""
+
+
 class EnvConfig(FiniteSection):
     """One kind of env, run by a number of workers."""
 
@@ -67,6 +87,13 @@ class EnvConfig(FiniteSection):
     null means no limit but ``cluster.call_timeout_s``, after which the run ends."""
     env_kwargs: FreeForm = Field(default_factory=dict)
     """Passed to the env's constructor as it is."""
+    wrappers: list[WrapperConfig] = Field(default_factory=list)
+    """Wrappers of Gymnasium around each sub-env, in training and in evaluation; the first one is innermost. Metrics and
+    the policy see what the last one gives."""
+    logged_info: list[str] = Field(default_factory=list)
+    """Names in ``info`` of numbers whose last value of each episode is logged, as a mean over episodes:
+    ``episode/info/<name>`` and ``eval/info/<name>``. ``is_success`` needs no entry: it is logged as a success rate."""
+    text: TextConfig = TextConfig()
 
 
 class EvalConfig(FiniteSection):

@@ -1,4 +1,4 @@
-"""Names for what users choose in a configuration: policies, simulators, buffers, tasks of MuJoCo's robots.
+"""Names for what users choose in a configuration: policies, simulators, buffers, tokenizers, MuJoCo's tasks.
 
 Built-in entries are dotted names, so that nothing heavy is imported before it is used. A user's module, named under
 ``imports:``, adds entries of its own::
@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 
 from rlightning.errors import ConfigError, Problem
 
-Kind = Literal["policy", "simulator", "buffer", "mujoco_task"]
+Kind = Literal["policy", "simulator", "buffer", "mujoco_task", "tokenizer"]
 T = TypeVar("T")
 
 _ENTRIES: dict[Kind, dict[str, Any]] = {
@@ -26,6 +26,7 @@ _ENTRIES: dict[Kind, dict[str, Any]] = {
         "mujoco": "rlightning.simulators.mujoco.env:MujocoEnv",
     },
     "buffer": {"rollout": "rlightning.buffer.storage:RolloutBlock"},
+    "tokenizer": {"bytes": "rlightning.env.text:ByteTokenizer"},
     "mujoco_task": {
         f"{name}-v5": f"rlightning.simulators.mujoco.tasks.{module}:{name}"
         for module, task_names in {
@@ -44,6 +45,7 @@ _OPTION: dict[Kind, str] = {
     "simulator": "env.backend",
     "buffer": "buffer.type",
     "mujoco_task": "env.name",
+    "tokenizer": "env.text.tokenizer",
 }
 
 
@@ -51,7 +53,7 @@ def register(kind: Kind, name: str) -> Callable[[T], T]:
     """Give a class a name that a configuration can use.
 
     Args:
-        kind: What it is: "policy", "simulator", "buffer" or "mujoco_task".
+        kind: What it is: "policy", "simulator", "buffer", "tokenizer" or "mujoco_task".
         name: The name in the configuration.
 
     Raises:

@@ -18,7 +18,7 @@ import numpy as np
 from rlightning.buffer.data_buffer import DataBuffer
 from rlightning.checkpoint import load_state
 from rlightning.config import Config
-from rlightning.engine.evaluation import EvalResult, Evaluator, returns_by_task
+from rlightning.engine.evaluation import EvalResult, Evaluator, info_means, returns_by_task
 from rlightning.engine.interrupt import Interrupt
 from rlightning.engine.recorder import Recorder, SilentRecorder
 from rlightning.env.env_group import EnvGroup
@@ -351,7 +351,7 @@ class BaseEngine(ABC):
             metrics["episode/return_mean"] = float(np.mean([episode.return_ for episode in episodes]))
             metrics["episode/length_mean"] = float(np.mean([episode.length for episode in episodes]))
         metrics |= {f"env/{name}": mean for name, mean in self.env_group.pop_info_means().items()}
-        return metrics | returns_by_task(episodes, "episode/return_mean")
+        return metrics | returns_by_task(episodes, "episode/return_mean") | info_means(episodes, "episode")
 
     def _count_faults(self) -> dict[str, float]:
         counts = Counter(self.env_group.faults.metrics())

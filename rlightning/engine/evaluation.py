@@ -10,7 +10,7 @@ import numpy as np
 
 from rlightning.config import EvalConfig
 from rlightning.env.env_group import EnvGroup
-from rlightning.env.env_worker import Episode
+from rlightning.env.env_worker import SUCCESS, Episode
 from rlightning.env.faults import FaultCounts
 from rlightning.errors import RLightningError, WorkerError
 from rlightning.observability.timer import Span
@@ -41,7 +41,7 @@ class EvalResult:
             "eval/length_mean": float(np.mean([episode.length for episode in self.episodes])),
             "eval/episodes": float(len(returns)),
         }
-        return found | returns_by_task(self.episodes, "eval/return_mean")
+        return found | returns_by_task(self.episodes, "eval/return_mean") | info_means(self.episodes, "eval")
 
     def describe(self) -> str:
         """Say on a few lines, for a person, what came out.
@@ -53,12 +53,14 @@ class EvalResult:
         length      4.0 steps
         """
         metrics, returns = self.metrics(), [episode.return_ for episode in self.episodes]
+        success = metrics.get("eval/success_rate")
         return "\n".join(
             (
                 f"episodes    {len(returns)}",
                 f"return      {metrics['eval/return_mean']:.2f} ± {metrics['eval/return_std']:.2f} (mean and std)",
                 f"            {min(returns):.2f} to {max(returns):.2f}",
                 f"length      {metrics['eval/length_mean']:.1f} steps",
+                *([] if success is None else [f"success     {success:.0%} of the episodes"]),
             )
         )
 
@@ -72,6 +74,23 @@ def returns_by_task(episodes: Sequence[Episode], prefix: str) -> dict[str, float
         f"{prefix}/{task}": float(np.mean([episode.return_ for episode in episodes if episode.task == task]))
         for task in tasks
     }
+
+
+def info_means(episodes: Sequence[Episode], section: str) -> dict[str, float]:
+    """Give the means of what episodes logged of ``info``: ``section/info/<name>``, and ``section/success_rate``.
+
+    >>> info_means([Episode(0.0, 1, False, "a", 0, 0, {"is_success": 1.0}), Episode(0.0, 1, True, "a", 0, 0)], "eval")
+    {'eval/success_rate': 1.0}
+    """
+    means = {}
+    for name in sorted({name for episode in episodes for name in episode.info}):
+        metric = f"{section}/success_rate" if name == SUCCESS else f"{section}/info/{name}"
+        told = [episode for episode in episodes if name in episode.info]
+        tasks = sorted({episode.task for episode in told}) if name == SUCCESS else []
+        means[metric] = float(np.mean([episode.info[name] for episode in told]))
+        for task in tasks if len(tasks) > 1 else ():
+            means[f"{metric}/{task}"] = float(np.mean([each.info[name] for each in told if each.task == task]))
+    return means
 
 
 class Evaluator:

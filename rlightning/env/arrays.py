@@ -50,7 +50,11 @@ def space_leaves(space: Any, path: str = "") -> Tree:
         raise UnsupportedSpace(f"what stands for a space{where} is a {kind} and no gymnasium.Space: {space}")
     if space.shape is None or space.dtype is None or np.dtype(space.dtype).kind not in "biuf":
         where = f" at {path}" if path else ""
-        raise UnsupportedSpace(f"a {type(space).__name__} space{where} is no array of fixed shape: {space}")
+        is_text = space.dtype is not None and np.dtype(space.dtype).kind == "U"
+        hint = "; plain envs of Gymnasium (vectorization: sync) show token ids instead; other envs take TokenIds"
+        raise UnsupportedSpace(
+            f"a {type(space).__name__} space{where} is no array of fixed shape: {space}{hint if is_text else ''}"
+        )
     dtype = np.dtype(space.dtype)
     handed_out = np.dtype(np.float32) if dtype == np.float64 else dtype
     return Leaf(path, tuple(space.shape), dtype, handed_out, _choices(space, dtype))

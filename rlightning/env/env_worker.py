@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import numpy as np
@@ -13,6 +14,7 @@ from rlightning.env.arrays import Leaf, all_finite, any_true, checked, map_parts
 from rlightning.env.base_env import BaseEnv
 from rlightning.env.faults import FaultKind
 from rlightning.env.seeding import Purpose, sub_env_seeds
+from rlightning.env.text import encode_rows
 from rlightning.errors import CheckpointError, ProtocolError, ShapeError, WorkerError
 from rlightning.observability.timer import Span, Timer
 from rlightning.runtime.generators import global_generators, seed_global_generators, set_global_generators
@@ -20,6 +22,9 @@ from rlightning.types import EnvMeta, EnvRet, PolicyResponse, Tree
 from rlightning.types.tree import tree_map
 
 Array = np.ndarray[Any, Any]
+
+SUCCESS = "is_success"
+"""Gymnasium's name for whether an episode reached its goal; logged as a success rate."""
 
 _FLOAT32 = np.dtype(np.float32)
 _BOOL = np.dtype(np.bool_)
@@ -36,6 +41,7 @@ class Episode:
         task: The task's label in metrics.
         worker: Index of the env worker.
         sub_env: Row of the sub-env.
+        info: The last value of each number of ``info`` that is logged, by name.
     """
 
     return_: float
@@ -44,6 +50,7 @@ class Episode:
     task: str
     worker: int
     sub_env: int
+    info: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +101,8 @@ class EnvWorker:
         generation: int = 0,
     ) -> None:
         self.name = f"env[{index}]" if purpose == "train" else f"{purpose}_env[{index}]"
-        self._index, self._task = index, config.task or config.name
+        self._index, self._task, self._text = index, config.task or config.name, config.text
+        self._episode_info = tuple(dict.fromkeys((*config.logged_info, SUCCESS)))
         try:
             self._env = env_class(config)
         except SystemExit as error:  # it would end the run without a word
@@ -273,7 +281,7 @@ class EnvWorker:
             "generation": self._generation,
             "returns": self._returns.copy(),
             "began": self._began.copy(),
-            "episodes": [[e.return_, e.length, e.truncated, e.sub_env] for e in self._episodes],
+            "episodes": [[e.return_, e.length, e.truncated, e.sub_env, e.info] for e in self._episodes],
             "global_generators": global_generators(),
         }
 
@@ -315,8 +323,22 @@ class EnvWorker:
     def _close_episodes(self, ret: EnvRet) -> None:
         for row in np.flatnonzero(ret.ended).tolist():
             return_, length = float(self._returns[row]), int(self._steps - self._began[row])
-            self._episodes.append(self._episode(return_, length, not ret.terminated[row], row))
+            info = self._last_info(ret.info, row)
+            self._episodes.append(self._episode(return_, length, not ret.terminated[row], row, info))
             self._begin_episodes(row)
+
+    def _last_info(self, info: dict[str, Any], row: int) -> dict[str, float]:
+        """Read the numbers that are logged of an episode; NaN stands for none."""
+        found = {}
+        for name in self._episode_info:
+            if name in info:
+                if info[name].shape != self._column_shape or info[name].dtype.kind not in "biuf":
+                    raise WorkerError(f"info[{name!r}] is no number per sub-env", self.name, "step")
+                found[name] = float(info[name][row])
+            elif name != SUCCESS:
+                known = ", ".join(info) or "none"
+                raise WorkerError(f"env.logged_info names {name!r}, and info has {known}", self.name, "step")
+        return {name: value for name, value in found.items() if not math.isnan(value)}
 
     def _add_info(self, ret: EnvRet) -> None:
         sums, info = self._info_sums, ret.info
@@ -326,8 +348,10 @@ class EnvWorker:
             sums[name] = sums.get(name, 0.0) + float(info[name].sum())
         self._info_steps += 1
 
-    def _episode(self, return_: float, length: int, truncated: bool, sub_env: int) -> Episode:
-        return Episode(return_, length, truncated, self._task, self._index, sub_env)
+    def _episode(
+        self, return_: float, length: int, truncated: bool, sub_env: int, info: dict[str, float] | None = None
+    ) -> Episode:
+        return Episode(return_, length, truncated, self._task, self._index, sub_env, info or {})
 
     def _blame(self, error: Exception | SystemExit, method: str, *, is_envs: bool = True) -> NoReturn:
         """Say who, where and when; what the env raised becomes the cause."""
@@ -425,9 +449,16 @@ class EnvWorker:
         return tree_map(pick, observation, self._observation_leaves, final)
 
     def _own_info(self, value: Any, key: str) -> Array:
-        owned = np.array(value)
+        try:
+            owned = np.array(value)
+        except ValueError as error:
+            raise ShapeError(f"info[{key!r}] is no array: {error}") from error
         if owned.ndim == 0 or len(owned) != self._num_envs:
             raise ShapeError(f"info[{key!r}] has shape {list(owned.shape)}, [{self._num_envs}, ...] expected")
+        if owned.dtype.kind in "OU" and owned.ndim == 1 and all(isinstance(each, str) for each in owned.tolist()):
+            return encode_rows(owned.tolist(), self._text, f"info[{key!r}]")
+        if owned.dtype.kind not in "biufc":
+            raise ShapeError(f"info[{key!r}] holds {owned.dtype}; numbers, or one text per sub-env, expected")
         return owned
 
 

@@ -29,6 +29,7 @@ from gymnasium.envs.registration import EnvSpec
 from pydantic import BaseModel
 
 from rlightning.env.arrays import Leaf
+from rlightning.env.text import Tokenizer
 from rlightning.errors import CheckpointError
 from rlightning.types import EnvMeta
 
@@ -53,6 +54,7 @@ _KEPT_TYPES: tuple[type[Any], ...] = (
     Leaf,
     ModuleType,
     PurePath,
+    Tokenizer,
     logging.Logger,
     np.dtype,
     re.Pattern,

@@ -197,6 +197,10 @@ def _names(config: Config, tree: Mapping[str, Any]) -> Iterator[Problem]:
         section = f"env.{index}" if listed else "env"
         wrong = [*_name("simulator", env.backend, f"{section}.backend")]
         yield from wrong
+        yield from _name("tokenizer", env.text.tokenizer, f"{section}.text.tokenizer")
+        if env.wrappers and env.backend != "gymnasium":
+            message = f"are those of Gymnasium's envs, and the backend is {env.backend}; remove them"
+            yield Problem(f"{section}.wrappers", message)
         if not wrong and env.name != _PLACEHOLDER:
             yield from _env(env, section)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 USER_PREFIX = "user/"
 """Names under this prefix are free."""
 
-_OPEN_ENDS = ("<task>", "<term>")
+_OPEN_ENDS = ("<task>", "<term>", "<name>")
 """What stands for the name of a task, or of a number that an env reports, at the end of a metric's name."""
 
 
@@ -58,8 +58,8 @@ def undescribed(names: Iterable[str]) -> list[str]:
 
 def _is_described(name: str) -> bool:
     """Tell whether a name is in the catalogue, as it is or with an open end."""
-    section = name.rpartition("/")[0]
-    return name in _CATALOGUE or any(f"{section}/{end}" in _CATALOGUE for end in _OPEN_ENDS)
+    sections = [name[:i] for i, letter in enumerate(name) if letter == "/"]  # a task's name may have one too
+    return name in _CATALOGUE or any(f"{part}/{end}" in _CATALOGUE for part in sections for end in _OPEN_ENDS)
 
 
 for _name, _unit, _meaning in (
@@ -71,6 +71,22 @@ for _name, _unit, _meaning in (
     ),
     ("episode/return_mean/<task>", "reward", "As episode/return_mean, for one task of a multi-task run."),
     ("episode/length_mean", "steps", "Mean length of the training episodes that ended in this epoch."),
+    (
+        "episode/success_rate",
+        "",
+        "Fraction of the training episodes that ended in this epoch whose info had a true is_success at the end, of "
+        "those whose info had it.",
+    ),
+    ("episode/success_rate/<task>", "", "As episode/success_rate, for one task of a multi-task run."),
+    (
+        "episode/info/<name>",
+        "",
+        "Mean over the training episodes that ended in this epoch of the last value of a number in info that "
+        "env.logged_info names.",
+    ),
+    ("eval/success_rate", "", "As episode/success_rate, for the episodes of an evaluation."),
+    ("eval/success_rate/<task>", "", "As eval/success_rate, for one task of a multi-task run."),
+    ("eval/info/<name>", "", "As episode/info/<name>, for the episodes of an evaluation."),
     ("episode/count", "episodes", "Training episodes that ended in this epoch."),
     (
         "env/<term>",

@@ -17,12 +17,16 @@ from gymnasium.envs.registration import load_env_creator
 
 from rlightning.config import EnvConfig
 from rlightning.env.base_env import BaseEnv
+from rlightning.env.env_worker import SUCCESS
+from rlightning.env.text import TextAsTokens, has_text
 from rlightning.errors import ConfigError, MissingDependency, Problem
+from rlightning.simulators.episode_info import EpisodeInfo
 from rlightning.simulators.loop import EnvLoop
 from rlightning.simulators.mujoco.drawing import prepare_to_draw
 from rlightning.simulators.mujoco.gymnasium_state import model_digest
 from rlightning.simulators.mujoco.loading import quiet_loading
 from rlightning.simulators.vector import VectorRows
+from rlightning.simulators.wrapping import check_wrappers, wrap
 from rlightning.types import EnvMeta, EnvRet, PolicyResponse
 
 _OWN_NAMESPACE = "rlightning/"
@@ -36,7 +40,7 @@ class GymnasiumEnv(BaseEnv):
     ``config.name`` is an id (``HalfCheetah-v5``), an id with the module that registers it (``my_module:MyEnv-v0``), or
     an entry point (``my_module:MyEnv``): a ``gymnasium.Env`` class, a ``gymnasium.vector.VectorEnv`` class, or a
     function that builds one; a function with an argument ``num_envs`` is taken to build a vector env.
-    ``config.env_kwargs`` are its arguments.
+    ``config.env_kwargs`` are its arguments. Texts in the observations of plain envs become token ids (``config.text``).
 
     For ``render`` give ``render_mode: rgb_array`` under ``env_kwargs``. MuJoCo draws without a screen where the
     environment variable ``MUJOCO_GL`` is ``egl`` or ``osmesa``; it is read when the first frame is drawn.
@@ -61,6 +65,10 @@ class GymnasiumEnv(BaseEnv):
         self.render_fps = self._read_fps()
         self._models = self._digest_models()
         self._is_drawn = False
+
+    @classmethod
+    def check(cls, config: EnvConfig) -> Sequence[Problem]:
+        return check_wrappers(config)
 
     def reset(self, seed: Sequence[int] | None = None, options: dict[str, Any] | None = None) -> EnvRet:
         return self._rows.reset(seed, options)
@@ -131,17 +139,20 @@ class _Source:
             return self._build_native(config, limit)
         if self.single is None:
             raise ConfigError(
-                Problem("env.vectorization", f"{self.name} has a vector implementation only: use native or auto")
+                Problem(
+                    "env.vectorization",
+                    f"{self.name} has a vector implementation only: use native or auto, without wrappers",
+                )
             )
-        return EnvLoop(
-            [
-                self._call(self.single, gym.Env, time_limit=config.max_episode_steps, **deepcopy(config.env_kwargs))
-                for _ in range(config.num_envs)
-            ]
-        )
+        return EnvLoop([self._build_single(config) for _ in range(config.num_envs)], _episode_info(config))
+
+    def _build_single(self, config: EnvConfig) -> gym.Env[Any, Any]:
+        kwargs = deepcopy(config.env_kwargs)
+        env = wrap(self._call(self.single, gym.Env, time_limit=config.max_episode_steps, **kwargs), config)
+        return TextAsTokens(env, config.text) if has_text(env.observation_space) else env
 
     def _is_native(self, config: EnvConfig, limit: int | None) -> bool:
-        if config.vectorization == "sync":
+        if config.vectorization == "sync" or (config.wrappers and config.vectorization == "auto"):
             return False
         if config.vectorization == "auto" and self.single is not None:
             return self.native is not None and self._takes({**config.env_kwargs, **_limited(limit)})
@@ -159,7 +170,7 @@ class _Source:
             raise ConfigError(
                 Problem("env.num_envs", f"{self.name} was asked for {config.num_envs} sub-envs and has {env.num_envs}")
             )
-        return VectorRows(env, time_limit=None if takes_limit else limit)
+        return VectorRows(env, None if takes_limit else limit, _episode_info(config))
 
     def _call(self, creator: Callable[..., Any] | None, wanted: type[Any], **kwargs: Any) -> Any:
         assert creator is not None
@@ -185,6 +196,10 @@ class _Source:
         except TypeError:
             return False
         return True
+
+
+def _episode_info(config: EnvConfig) -> EpisodeInfo:
+    return EpisodeInfo(config.logged_info, [SUCCESS], config.num_envs)
 
 
 def _limited(limit: int | None) -> dict[str, int]:

@@ -12,6 +12,7 @@ import numpy as np
 from rlightning.env.arrays import Leaf, empty_rows, space_leaves, write_row
 from rlightning.env.seeding import seed_spaces
 from rlightning.errors import ConfigError, Problem, ShapeError, WorkerError
+from rlightning.simulators.episode_info import EpisodeInfo
 from rlightning.types import EnvRet, Tree
 from rlightning.types.tree import tree_map
 
@@ -30,7 +31,8 @@ class EnvLoop:
         ConfigError: If the envs differ in their spaces.
     """
 
-    def __init__(self, envs: Sequence[gym.Env[Any, Any]]) -> None:
+    def __init__(self, envs: Sequence[gym.Env[Any, Any]], info: EpisodeInfo | None = None) -> None:
+        """Take the envs, and what is picked from ``info`` at the end of an episode."""
         self.envs = list(envs)
         self.num_envs = len(self.envs)
         self.observation_space, self.action_space = self.envs[0].observation_space, self.envs[0].action_space
@@ -42,6 +44,7 @@ class EnvLoop:
         self._action_leaves = space_leaves(self.action_space)
         self._is_discrete = isinstance(self.action_space, gym.spaces.Discrete)
         self._never = np.zeros(self.num_envs, np.bool_)
+        self._info = info or EpisodeInfo(num_envs=self.num_envs)
 
     def reset(self, seeds: Sequence[int] | None, options: dict[str, Any] | None) -> EnvRet:
         """Start a new episode in every env."""
@@ -67,11 +70,12 @@ class EnvLoop:
             The result; the next call writes into the same observation.
         """
         n, rows, leaves, final = self.num_envs, self._rows, self._leaves, None
+        infos: dict[int, Any] = {}
         reward, terminated, truncated = np.empty(n, np.float64), np.zeros(n, np.bool_), np.zeros(n, np.bool_)
         i = 0
         try:
             for i, (env, row) in enumerate(zip(self.envs, self._split(action), strict=True)):
-                observation, reward[i], is_terminal, is_cut, _ = env.step(row)
+                observation, reward[i], is_terminal, is_cut, info = env.step(row)
                 if is_terminal is False and is_cut is False:
                     write_row(rows, i, observation, leaves)
                     continue
@@ -80,13 +84,15 @@ class EnvLoop:
                     if final is None:
                         final = tree_map(np.copy, rows)
                     write_row(final, i, observation, leaves)
+                    infos[i] = info
                     observation, _ = env.reset()
                 write_row(rows, i, observation, leaves)
+            last_info = self._info.pick(infos) if infos else {}
         except ShapeError:  # it names the sub-env
             raise
         except (Exception, SystemExit) as error:
             raise _blame(error, i) from error
-        return EnvRet(rows, reward, terminated, truncated, self._never, final)
+        return EnvRet(rows, reward, terminated, truncated, self._never, final, last_info)
 
     def render(self) -> Any:
         """Draw the first env."""

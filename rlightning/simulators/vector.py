@@ -12,6 +12,7 @@ from gymnasium.vector import AutoresetMode
 from rlightning.env.arrays import empty_rows, space_leaves, write_row
 from rlightning.env.seeding import joint_seed, seed_spaces
 from rlightning.errors import ConfigError, Problem, WorkerError
+from rlightning.simulators.episode_info import EpisodeInfo
 from rlightning.types import EnvRet, Tree
 from rlightning.types.tree import tree_map
 
@@ -34,8 +35,20 @@ class VectorRows:
             env that resets its rows by itself.
     """
 
-    def __init__(self, env: gym.vector.VectorEnv[Any, Any, Any], time_limit: int | None = None) -> None:
-        """Wrap ``env``; where ``time_limit`` is given, episodes are cut after so many steps."""
+    def __init__(
+        self,
+        env: gym.vector.VectorEnv[Any, Any, Any],
+        time_limit: int | None = None,
+        info: EpisodeInfo | None = None,
+    ) -> None:
+        """Wrap ``env``.
+
+        Args:
+            env: The vector env.
+            time_limit: Steps after which episodes are cut; None leaves that to the env.
+            info: What is picked from ``info`` at the end of an episode.
+        """
+        self._info = info or EpisodeInfo(num_envs=env.num_envs)
         self.env, self.num_envs = env, env.num_envs
         self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
         self._leaves = space_leaves(self.observation_space)
@@ -75,12 +88,13 @@ class VectorRows:
         """
         observation, reward, terminated, truncated, info = self.env.step(action)
         if self._mode is AutoresetMode.NEXT_STEP:
-            return self._next_step(observation, reward, terminated, truncated)
+            return self._next_step(observation, reward, terminated, truncated, info)
         ret = EnvRet(observation, reward, terminated, truncated, self._never)
         if self._mode is AutoresetMode.DISABLED:
-            self._reset_ended(ret)
+            self._reset_ended(ret, info)
         elif np.count_nonzero(ret.ended):
             ret.final_observation = self._final_rows(ret.ended, info)
+            ret.info = self._pick_info(ret.ended, info.get("final_info", info))
         return ret
 
     def render(self) -> Any:
@@ -92,7 +106,24 @@ class VectorRows:
         """Close the env."""
         self.env.close()
 
-    def _next_step(self, observation: Tree, reward: Any, terminated: Any, truncated: Any) -> EnvRet:
+    def _pick_info(self, ended: Any, info: dict[str, Any]) -> dict[str, Any]:
+        """Read what the rows that ended say: an array [N] per name, with ``_name`` where some rows say nothing."""
+        infos = {
+            row: {
+                name: values[row]
+                for name, values in info.items()
+                if not name.startswith("_")
+                and isinstance(values, np.ndarray)
+                and len(values) == self.num_envs
+                and info.get(f"_{name}", ended)[row]
+            }
+            for row in np.flatnonzero(ended).tolist()
+        }
+        return self._info.pick(infos)
+
+    def _next_step(
+        self, observation: Tree, reward: Any, terminated: Any, truncated: Any, info: dict[str, Any]
+    ) -> EnvRet:
         is_reset, ended = self._was_end, terminated | truncated
         if np.count_nonzero(is_reset):
             # What an env reports for a row that it reset belongs to no action.
@@ -100,16 +131,19 @@ class VectorRows:
             ended = ended & ~is_reset
             reward = np.where(is_reset, 0.0, reward)
         self._was_end = ended
-        final = observation if np.count_nonzero(ended) else None
-        return EnvRet(observation, reward, terminated, truncated, is_reset, final)
+        if not np.count_nonzero(ended):
+            return EnvRet(observation, reward, terminated, truncated, is_reset)
+        last_info = self._pick_info(ended, info)
+        return EnvRet(observation, reward, terminated, truncated, is_reset, observation, last_info)
 
-    def _reset_ended(self, ret: EnvRet) -> None:
+    def _reset_ended(self, ret: EnvRet, info: dict[str, Any]) -> None:
         self._ages += 1
         if self._time_limit is not None:
             ret.truncated = ret.truncated | (self._ages >= self._time_limit)
         ended = ret.ended
         if not np.count_nonzero(ended):
             return
+        ret.info = self._pick_info(ended, info)
         # The env may hand out the same array with every call.
         ret.final_observation = tree_map(np.copy, ret.observation)
         fresh, _ = self.env.reset(options={"reset_mask": np.array(ended, np.bool_)})

@@ -87,6 +87,66 @@ def keeping_vector(num_envs):
     return SyncVectorEnv([KeepingEnv] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
 
 
+class MissionSpace(gym.Space):
+    """A space of texts that is no Text, as MiniGrid's."""
+
+    def __init__(self):
+        super().__init__(dtype=str)
+
+    def contains(self, x):
+        return isinstance(x, str)
+
+    def __eq__(self, other):
+        return isinstance(other, MissionSpace)
+
+
+class GridEnv(gym.Env):
+    """Shows an image and a mission, as MiniGrid does; episodes of 2 and 3 steps in turn, of which the first succeed."""
+
+    observation_space = gym.spaces.Dict(
+        image=gym.spaces.Box(0, 255, (7, 7, 3), np.uint8), direction=gym.spaces.Discrete(4), mission=MissionSpace()
+    )
+    action_space = gym.spaces.Discrete(3)
+
+    def __init__(self, mission="go to the red ball"):
+        self.mission, self.episode, self.t = mission, 0, 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.episode, self.t = self.episode + 1, 0
+        return self.observe(), {}
+
+    def step(self, action):
+        self.t += 1
+        succeeds = self.episode % 2 == 1
+        is_over = self.t == (2 if succeeds else 3)
+        info = {"is_success": succeeds, "carried": np.array([self.t]), "note": "text"}
+        return self.observe(), 1.0, is_over and succeeds, is_over and not succeeds, info
+
+    def observe(self):
+        return {"image": np.full((7, 7, 3), self.t, np.uint8), "direction": self.t, "mission": self.mission}
+
+
+class Doubled(gym.RewardWrapper):
+    """A wrapper of a user's own."""
+
+    def reward(self, reward):
+        return 2 * reward
+
+
+class SilentEnv(CountingEnv):
+    """Says whether it succeeded; the even episodes do."""
+
+    def step(self, action):
+        *result, info = super().step(action)
+        return (*result, info | {"is_success": self.episode % 2 == 0})
+
+
+def successful_vector(num_envs, mode):
+    """Envs that say whether they succeeded, behind Gymnasium's vector env."""
+    return SyncVectorEnv([SilentEnv] * num_envs, autoreset_mode=AutoresetMode(mode))
+
+
 class DenseFinals(SyncVectorEnv):
     """Gives final_obs as one array instead of an array of objects; rows without an end have NaN."""
 
