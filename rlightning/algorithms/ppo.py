@@ -7,7 +7,7 @@ normalised observations, rewards scaled by the spread of the return, advantages 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -24,7 +24,7 @@ from rlightning.functional import losses
 from rlightning.functional.advantages import gae
 from rlightning.functional.schedules import anneal
 from rlightning.models.action_heads import BoxHead
-from rlightning.models.actor_critic import ActorCritic, ActorCriticOptions
+from rlightning.models.actor_critic import ActorCritic, ActorCriticOptions, Prepared
 from rlightning.models.normalizer import Moments, RewardScaler
 from rlightning.policy.base_policy import BasePolicy
 from rlightning.types import EnvMeta, EnvRet, PolicyResponse
@@ -68,7 +68,7 @@ class PPOOptions(Section):
 class _Rows:
     """Valid steps of one rollout, in any order: B rows each."""
 
-    observation: Tensor
+    observation: Prepared
     action: Tensor
     log_prob: Tensor
     advantage: Tensor
@@ -78,11 +78,11 @@ class _Rows:
     def __len__(self) -> int:
         return len(self.advantage)
 
-    def _columns(self) -> list[Tensor]:
+    def _columns(self) -> list[Any]:
         return [getattr(self, column.name) for column in fields(self)]
 
     def take(self, index: Tensor) -> _Rows:
-        return _Rows(*(column.index_select(0, index) for column in self._columns()))
+        return _Rows(*(_take(column, index) for column in self._columns()))
 
     def minibatches(self, batch_size: int) -> Iterator[_Rows]:
         """Cut into views of nearly equal size, the fewest that are not above ``batch_size``.
@@ -91,13 +91,28 @@ class _Rows:
         too small to normalise its advantages.
         """
         count = -(-len(self) // batch_size)
-        parts = [column.tensor_split(count) for column in self._columns()]
+        parts = [_cut(column, lambda part: part.tensor_split(count)) for column in self._columns()]
         return (_Rows(*part) for part in zip(*parts, strict=True))
 
     def split(self, counts: list[int]) -> Iterator[_Rows]:
         """Cut into views of the given numbers of rows."""
-        parts = [torch.split(column, counts) for column in self._columns()]
+        parts = [_cut(column, lambda part: torch.split(part, counts)) for column in self._columns()]
         return (_Rows(*part) for part in zip(*parts, strict=True))
+
+
+def _take(column: Prepared, index: Tensor) -> Any:
+    """Select rows of a column, or of each part of it."""
+    if isinstance(column, dict):
+        return {name: part.index_select(0, index) for name, part in column.items()}
+    return column.index_select(0, index)
+
+
+def _cut(column: Prepared, cut: Callable[[Tensor], Sequence[Tensor]]) -> Iterable[Prepared]:
+    """Cut a column, or each part of it alike."""
+    if not isinstance(column, dict):
+        return cut(column)
+    pieces = zip(*(cut(part) for part in column.values()), strict=True)
+    return (dict(zip(column, each, strict=True)) for each in pieces)
 
 
 @dataclass(slots=True)
@@ -162,7 +177,7 @@ class _Trace:
 
 
 class PPO(BasePolicy):
-    """PPO for one observation per step: vectors, images, or dicts of vectors; continuous and discrete actions.
+    """PPO for one observation per step: vectors, images, texts, or dicts of them; continuous and discrete actions.
 
     The buffer keeps the action of the distribution, in the distribution's unit (see ``BoxHead``); the env receives the
     clipped or squashed one in its own unit. Log-probs are in the distribution's unit.
@@ -224,7 +239,7 @@ class PPO(BasePolicy):
             reward = self.reward_scaler(reward, cut, valid, self._over_peers)
 
         flat = network.flat(data["observation"].flatten(0, 1))
-        observation = flat if network.normalizer is None else network.normalizer(flat)
+        observation = network.normalized(flat)
         value = self._values(observation).view(data.batch_size)
         next_value = self._next_values(data, value, terminated | ~valid, cut)
         advantage = gae(reward, value, next_value, terminated, cut, gamma=options.gamma, lam=options.lam)
@@ -233,14 +248,14 @@ class PPO(BasePolicy):
         rows = _Rows(observation, *(column.flatten(0, 1) for column in columns))
         if not valid.all():
             index = valid.flatten().nonzero().squeeze(-1)
-            rows, flat = rows.take(index), flat.index_select(0, index)
+            rows, flat = rows.take(index), _take(flat, index)
         batch = self._global_batch(valid)
         if len(rows if batch is None else batch) == 0:
             raise NotEnoughData(
                 f"none of the {valid.numel()} rows of the rollout is valid, since all envs were being reset: raise "
                 f"train.max_rollout_steps or env.num_envs"
             )
-        self.dataset = _Dataset(rows, None if network.normalizer is None else Moments.of(flat), batch)
+        self.dataset = _Dataset(rows, network.moments(flat), batch)
 
     def _global_batch(self, valid: Tensor) -> GlobalBatch | None:
         """Find the place of the own valid rows among those of all train policies."""
@@ -254,8 +269,9 @@ class PPO(BasePolicy):
         """Moments of the rows of all train policies."""
         return moments if self.peers.size == 1 else merged_moments(moments, self.peers)
 
-    def _values(self, prepared: Tensor) -> Tensor:
-        return torch.cat([self.network.value(rows) for rows in torch.split(prepared, _FORWARD_ROWS)])
+    def _values(self, prepared: Prepared) -> Tensor:
+        pieces = _cut(prepared, lambda part: torch.split(part, _FORWARD_ROWS))
+        return torch.cat([self.network.value(rows) for rows in pieces])
 
     def _next_values(self, data: TensorDictBase, value: Tensor, worthless: Tensor, cut: Tensor) -> Tensor:
         """V(s_{t+1}), [T, N]: the value of the next row where the episode goes on there, else a forward pass."""

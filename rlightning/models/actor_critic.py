@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import gymnasium as gym
-import numpy as np
 from pydantic import Field, field_validator
 from torch import Tensor, nn
 
@@ -17,23 +16,30 @@ from rlightning.models.cnn import CNN
 from rlightning.models.flatten import Flatten
 from rlightning.models.initialization import HIDDEN_GAIN, linear
 from rlightning.models.mlp import MLP, Activation
-from rlightning.models.normalizer import RunningNormalizer
+from rlightning.models.multi import VECTOR, Divider, MultiEncoder, Parts, is_image, needs_parts
+from rlightning.models.normalizer import Moments, RunningNormalizer
 from rlightning.types import Tree
+
+Prepared = Tensor | Parts
+"""What the encoders take, B rows: vectors or images, or a dict of both."""
 
 
 class ActorCriticOptions(Section):
     """``policy.model_cfg`` of actor-critic algorithms."""
 
-    encoder: Literal["auto", "mlp", "cnn"] = "auto"
-    """Network in front of the heads; "auto" takes the CNN for bytes with three axes (images), else the MLP."""
+    encoder: Literal["auto", "mlp", "cnn", "multi"] = "auto"
+    """Network in front of the heads. "multi": a CNN per image of a dict, an embedding per text, an MLP for the rest,
+    and a dense layer over all of them. "auto" takes the CNN for images, "multi" for texts and dicts with images,
+    and the MLP for all else. Images are bytes with three axes, four (a stack), or two of at least 16 pixels."""
     hidden_sizes: list[int] = Field(default_factory=lambda: [64, 64], min_length=1)
-    """Width of each layer of the MLP; the CNN's dense layer has the last one."""
+    """Width of each layer of the MLP; the dense layers of the other networks have the last one."""
     activation: Activation = "tanh"
     """What follows each layer of the MLP; the CNN has rectifiers."""
     share_encoder: bool = False
     """One encoder for both policy and value; false gives each its own."""
     normalize_observation: bool = True
-    """Normalise observations by their running mean and variance, clipped to +-10; images never are."""
+    """Normalise observations by their running mean and variance, clipped to +-10; images and texts
+    that have a network of their own never are."""
     box_actions: BoxActions = "clip"
     """How continuous actions keep to their bounds: the Gaussian's value is clipped, or squashed by tanh."""
     log_std_init: float = 0.0
@@ -56,7 +62,7 @@ class ActorCriticOptions(Section):
 class ActorCritic(nn.Module):
     """Distribution over actions and value of observations.
 
-    Observations are prepared once (flattened and normalised, or left as images) and then used many times.
+    Observations are prepared once (flattened and normalised, left as images, or divided) and then used many times.
 
     Args:
         observation_space: Of one row.
@@ -71,14 +77,19 @@ class ActorCritic(nn.Module):
         self, observation_space: gym.Space[Any], action_space: gym.Space[Any], options: ActorCriticOptions
     ) -> None:
         super().__init__()
-        self._flatten = None if _sees_images(observation_space, options.encoder) else Flatten(observation_space)
+        kind = _encoder_for(observation_space, options.encoder)
+        self._divide: Flatten | Divider | None = None
+        if kind != "cnn":
+            self._divide = Flatten(observation_space) if kind == "mlp" else Divider(observation_space)
         self.normalizer = None
-        if self._flatten is not None and options.normalize_observation:
-            self.normalizer = RunningNormalizer((self._flatten.size,))
+        if self._divide is not None and self._divide.size and options.normalize_observation:
+            self.normalizer = RunningNormalizer((self._divide.size,))
 
-        def encoder() -> MLP | CNN:
-            if self._flatten is not None:
-                return MLP(self._flatten.size, options.hidden_sizes, options.activation, options.hidden_gain)
+        def encoder() -> MLP | CNN | MultiEncoder:
+            if isinstance(self._divide, Divider):
+                return MultiEncoder(self._divide, options.hidden_sizes, options.activation, options.hidden_gain)
+            if self._divide is not None:
+                return MLP(self._divide.size, options.hidden_sizes, options.activation, options.hidden_gain)
             try:
                 return CNN(observation_space.shape or (), options.hidden_sizes[-1], options.hidden_gain)
             except ShapeError as error:
@@ -95,36 +106,50 @@ class ActorCritic(nn.Module):
         )
         self.value_head = linear(self.actor.out_features, 1, options.value_gain)
 
-    def flat(self, observation: Tree) -> Tensor:
-        """Give observations as one tensor, not normalised: vectors [B, F], or images as they are."""
-        return observation if self._flatten is None else self._flatten(observation)
+    def flat(self, observation: Tree) -> Prepared:
+        """Return observations not normalised: vectors [B, F], images as they are, or a dict of such parts."""
+        return observation if self._divide is None else self._divide(observation)
 
-    def prepare(self, observation: Tree) -> Tensor:
-        """Flatten and normalise observations, B rows; images stay as they are."""
-        flat = self.flat(observation)
-        return flat if self.normalizer is None else self.normalizer(flat)
+    def normalized(self, flat: Prepared) -> Prepared:
+        """Normalise what ``flat`` returned; images and texts stay as they are."""
+        if self.normalizer is None:
+            return flat
+        if isinstance(flat, dict):
+            return flat | {VECTOR: self.normalizer(flat[VECTOR])}
+        normalized: Tensor = self.normalizer(flat)
+        return normalized
 
-    def distribution(self, prepared: Tensor) -> Distribution:
+    def moments(self, flat: Prepared) -> Moments | None:
+        """Compute what the statistics learn of, from what ``flat`` returned; None where nothing is normalised."""
+        if self.normalizer is None:
+            return None
+        return Moments.of(flat[VECTOR] if isinstance(flat, dict) else flat)
+
+    def prepare(self, observation: Tree) -> Prepared:
+        """Flatten and normalise observations, B rows; images and texts stay as they are."""
+        return self.normalized(self.flat(observation))
+
+    def distribution(self, prepared: Prepared) -> Distribution:
         """Give the policy of prepared observations, B rows."""
         distribution: Distribution = self.head(self.actor(prepared))
         return distribution
 
-    def value(self, prepared: Tensor) -> Tensor:
+    def value(self, prepared: Prepared) -> Tensor:
         """Give the values of prepared observations, [B]."""
         encoder = self.actor if self.critic is None else self.critic
         value: Tensor = self.value_head(encoder(prepared)).squeeze(-1)
         return value
 
-    def forward(self, prepared: Tensor) -> tuple[Distribution, Tensor]:
+    def forward(self, prepared: Prepared) -> tuple[Distribution, Tensor]:
         """Give policy and values of prepared observations."""
         features = self.actor(prepared)
         value_features = features if self.critic is None else self.critic(prepared)
         return self.head(features), self.value_head(value_features).squeeze(-1)
 
 
-def _sees_images(space: gym.Space[Any], encoder: str) -> bool:
+def _encoder_for(space: gym.Space[Any], encoder: str) -> str:
     if encoder == "auto":
-        return isinstance(space, gym.spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3
+        return "cnn" if is_image(space) else "multi" if needs_parts(space) else "mlp"
     if encoder == "cnn" and not isinstance(space, gym.spaces.Box):
-        raise UnsupportedSpace(f"{space}: a CNN needs a Box of pixels; set encoder to mlp")
-    return encoder == "cnn"
+        raise UnsupportedSpace(f"{space}: a CNN needs a Box of pixels; set encoder to multi or auto")
+    return encoder

@@ -26,7 +26,8 @@ class CNN(nn.Module):
     buffers and messages carry bytes; floats are taken as they are.
 
     Args:
-        shape: (C, H, W), (H, W, C) or (H, W). The smaller one of the first and the last axis counts as the channels,
+        shape: (C, H, W), (H, W, C) or (H, W), or a stack of S such images in front of it, whose channels follow each
+            other. The smaller one of the first and the last axis counts as the channels,
             the last one where they are equal.
         out_features: Width of the dense layer.
         gain: Gain of the orthogonal initial weights.
@@ -54,12 +55,15 @@ class CNN(nn.Module):
             images = images.to(torch.float32).div_(255.0)
         if self._grey:
             images = images.unsqueeze(-1)
-        maps = self.convolutions(images.permute(0, *self._order))
+        maps = self.convolutions(images.permute(0, *self._order).flatten(1, -3))
         return torch.relu(self.dense(maps.flatten(1)))
 
 
-def _layout(shape: tuple[int, ...]) -> tuple[int, int, int, tuple[int, int, int]]:
-    """Channels, height and width of an image, and the axes of a batch in the order C, H, W."""
+def _layout(shape: tuple[int, ...]) -> tuple[int, int, int, tuple[int, ...]]:
+    """Channels, height and width of an image, and the axes of a batch in the order (S,) C, H, W."""
+    if len(shape) == 4:
+        channels, height, width, order = _layout(shape[1:])
+        return shape[0] * channels, height, width, (1, *(axis + 1 for axis in order))
     if len(shape) == 2:
         shape = (*shape, 1)
     if len(shape) == 3:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from tensordict import TensorDict
 from torch import Tensor
 
 from tests.algorithms.doubles import act, make_ppo, rollout
@@ -54,3 +55,34 @@ def test_the_best_action_is_found(action: gym.Space[Any], model: dict[str, Any],
         policy._train()
     found = act(policy, torch.zeros(1, 1), deterministic=True).action_for_env
     assert found.float().mean().item() == pytest.approx(best, abs=0.3)
+
+
+def test_an_image_and_a_vector_are_understood_together() -> None:
+    # Right is 1 where the picture is bright and the number positive, or neither: no part alone tells anything.
+    space = spaces.Dict(image=spaces.Box(0, 255, (8, 8, 3), np.uint8), vec=POINT)
+    model = {"hidden_sizes": [32], "share_encoder": True}
+    policy = make_ppo(space, spaces.Discrete(2), model=model, algo={"gamma": 0.0}, lr=3e-3, batch_size=128)
+    rng = torch.Generator().manual_seed(0)
+
+    def draw(rows: int) -> tuple[dict[str, Tensor], Tensor]:
+        bright, positive = (torch.randint(0, 2, (rows,), generator=rng) for _ in range(2))
+        image = torch.randint(0, 100, (rows, 8, 8, 3), generator=rng) + 150 * bright[:, None, None, None]
+        return {"image": image.to(torch.uint8), "vec": 2.0 * positive[:, None] - 1.0}, (bright == positive).long()
+
+    for _ in range(30):
+        seen, right = draw(256)
+        answer = act(policy, seen)
+        observation = TensorDict(seen, [256]).view(8, 32)
+        no = torch.zeros(8, 32, dtype=torch.bool)
+        columns = {
+            "action": answer.action,
+            "log_prob": answer.extras["log_prob"],
+            "reward": (answer.action == right).float(),
+        }
+        data = {name: column.clone().view(8, 32) for name, column in columns.items()}
+        ends = {"terminated": ~no, "truncated": no, "valid": ~no}
+        both = {"observation": observation, "next_observation": observation}
+        policy._update_dataset(TensorDict({**both, **data, **ends}, [8, 32]))
+        policy._train()
+    seen, right = draw(500)
+    assert (act(policy, seen, deterministic=True).action == right).float().mean().item() > 0.95

@@ -39,7 +39,7 @@ def test_bytes_are_divided_by_255_and_floats_are_not() -> None:
     torch.testing.assert_close(network(images), network(images.float() / 255))
 
 
-@pytest.mark.parametrize("shape", [(17,), (2, 2, 3), (1, 2, 3, 4)])
+@pytest.mark.parametrize("shape", [(17,), (2, 2, 3), (1, 1, 2, 3, 4)])
 def test_what_is_no_image_is_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ShapeError, match="at least 3 pixels"):
         CNN(shape, 8)

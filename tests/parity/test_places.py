@@ -46,6 +46,26 @@ def here():
     return run(cart_pole(), EPOCHS)
 
 
+def grid(**places):
+    """An image, a text and a choice in a dict, wrapped, with numbers of info."""
+    env = EnvConfig(
+        name="tests.env.doubles:GridEnv",
+        num_workers=2,
+        num_envs=2,
+        num_cpus=0.01,
+        wrappers=[{"name": "NormalizeReward"}],
+        logged_info=["carried"],
+        text={"length": 20},
+    )
+    return Config(
+        seed=7,
+        env=[env],
+        policy=PolicyConfig(model_cfg={"hidden_sizes": [16]}, **CHEAP),
+        train=TrainConfig(max_epochs=2, max_rollout_steps=8, batch_size=16),
+        cluster=ClusterConfig(**places),
+    )
+
+
 def parameters(report):
     return {path: digest for path, digest in report["digests"].items() if path.startswith("policy.train.modules")}
 
@@ -124,8 +144,8 @@ def test_colocated_policies_give_the_same_numbers(request, places):
 
 
 @pytest.mark.ray
-@pytest.mark.exhaustive
 @pytest.mark.timeout(600)
-def test_a_simulator_in_other_processes_gives_the_same_numbers(ray_cluster):
-    remote = run(half_cheetah(remote_env=True, remote_train=True), 2)
-    assert anywhere(remote) == anywhere(run(half_cheetah(), 2))
+@pytest.mark.parametrize("kind", [pytest.param(half_cheetah, marks=pytest.mark.exhaustive), grid])
+def test_a_simulator_in_other_processes_gives_the_same_numbers(ray_cluster, kind):
+    remote = run(kind(remote_env=True, remote_train=True), 2)
+    assert anywhere(remote) == anywhere(run(kind(), 2))
