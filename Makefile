@@ -77,6 +77,7 @@ bench: $(VENV)/stamp-run benchmarks/.venvs/stamp  ## measure everything, two hou
 	  > benchmarks/results/ray_collection.jsonl
 	$(BIN)/python benchmarks/scaling.py > benchmarks/results/scaling.jsonl
 	$(BIN)/python benchmarks/cartpole_to_475.py > benchmarks/results/cartpole_to_475.jsonl
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/preset_seeds.py > benchmarks/results/preset_seeds.jsonl
 	$(BIN)/python benchmarks/learning_curves.py > benchmarks/results/learning_curves.jsonl
 	$(BIN)/python benchmarks/rollout_batch.py > benchmarks/results/rollout_batch.jsonl
 	$(BIN)/python benchmarks/placement_plan.py > benchmarks/results/placement_plan.jsonl

@@ -76,6 +76,14 @@ SECTIONS = [
         tables.cartpole,
     ),
     Section(
+        "Presets over many seeds",
+        "How many seeds reach a mean return over 100 training episodes before the run of the preset is over, and after "
+        "how many env steps; the spreads are over the seeds that reach it. Each run has one thread of torch.",
+        "OMP_NUM_THREADS=1 python benchmarks/preset_seeds.py",
+        "preset_seeds",
+        tables.presets,
+    ),
+    Section(
         "HalfCheetah over a million steps",
         "The same settings in all (those of the first figure, with normalised observations and scaled rewards). Every "
         "line is one seed.",

@@ -97,6 +97,14 @@ def cartpole(records: Records) -> str:
     return table(["", "seeds that reach it", "env steps", "seconds"], rows)
 
 
+def presets(records: Records) -> str:
+    rows = [
+        [f"`{one['arm']}`", f"{one['goal']:g}", f"{one['solved']} of {one['seeds']}", cell(one["env_steps"])]
+        for one in of_kind(records, "summary")
+    ]
+    return table(["", "mean return", "seeds that reach it", "env steps"], rows)
+
+
 def curves(records: Records) -> str:
     rows = []
     for summary in of_kind(records, "summary"):

@@ -56,6 +56,8 @@ def as_picklable(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    if not tensor.numel():  # its strides may be those of no view by bytes
+        return torch.empty(0, dtype=torch.uint8)
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
@@ -84,6 +86,7 @@ def save_state(folder: Path | str, states: Mapping[str, Any]) -> Path:
     fresh = folder.parent / f".{folder.name}.new-{os.getpid()}"
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
+        _remove_unfinished(folder.parent)
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir()
         sums: dict[str, str] = {}
@@ -100,6 +103,24 @@ def save_state(folder: Path | str, states: Mapping[str, Any]) -> Path:
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
     return folder
+
+
+def _remove_unfinished(parent: Path) -> None:
+    """Remove what processes that are gone had begun to write."""
+    for path in parent.glob(".*.new-*"):
+        number = path.name.rpartition("-")[2]
+        if number.isdecimal() and not _is_running(int(number)):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True  # it belongs to another user
+    return True
 
 
 def load_state(folder: Path | str, names: Iterable[str] | None = None) -> dict[str, Any]:
@@ -159,8 +180,15 @@ def is_whole(folder: Path | str) -> bool:
 def locate(folder: Path | str) -> Path:
     """Say where a checkpoint lies: in its place, or aside if a process ended while it was replacing it."""
     folder = Path(folder)
+    if folder.is_file():
+        folder = named_in(folder)
     aside = _aside(folder.resolve())  # the place may be that of a link
     return aside if aside.is_dir() and not folder.exists() else folder
+
+
+def named_in(mark: Path) -> Path:
+    """Return the folder beside a file that holds its name, which is written where there are no symbolic links."""
+    return mark.parent / Path(mark.read_text(encoding="utf-8").strip()).name
 
 
 def newest_whole(parent: Path | str) -> Path:

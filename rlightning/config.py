@@ -186,8 +186,9 @@ class TrainConfig(FiniteSection):
     """Transitions per gradient step (a minibatch), those of all train policies together."""
     max_rollout_steps: int = Field(128, ge=1)
     """Steps that every sub-env makes per epoch (T)."""
-    max_eval_rollout_steps: int | None = Field(None, ge=1)
-    """Steps after which an evaluation gives up on unfinished episodes (an error); null means no limit."""
+    max_eval_rollout_steps: int | None = Field(10_000, ge=1)
+    """Steps after which an episode of an evaluation is cut, counts as truncated, and is reported; looked at every 16
+    steps. null means no limit."""
     lr: float = Field(3e-4, gt=0)
     """Learning rate at the start."""
     parallel: Literal["none", "ddp"] = "none"
@@ -198,7 +199,9 @@ class TrainConfig(FiniteSection):
     eval_interval: int = Field(0, ge=0)
     """Epochs between evaluations; 0 means only at the end."""
     save_interval: int = Field(0, ge=0)
-    """Epochs between checkpoints; 0 means only at the end."""
+    """Epochs between checkpoints; 0 means only at the end, and when ``save_every_s`` is over."""
+    save_every_s: float | None = Field(600.0, gt=0)
+    """Seconds after which a checkpoint is due, whatever ``save_interval`` says; null means never."""
     save_dir: str = "runs"
     """Folder that gets one folder per run."""
     keep_checkpoints: int = Field(3, ge=1)

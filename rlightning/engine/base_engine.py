@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import time
 from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Mapping
@@ -101,6 +102,8 @@ class BaseEngine(ABC):
         self._checkpoint: Path | None = None
         self._closed = False
         self._pushes = 0
+        self._interrupt = Interrupt()
+        self._saved_at = time.monotonic()
 
     def run(self) -> RunResult:
         """Run to ``train.max_epochs``.
@@ -110,21 +113,25 @@ class BaseEngine(ABC):
         """
         train = self.config.train
         saved = self.epoch
-        with Interrupt() as interrupt:
+        self._saved_at = time.monotonic()
+        with self._interrupt as interrupt:
             if self.config.log.trace:
                 self.record_spans()
             self.start()
             while self.epoch < train.max_epochs and not interrupt.requested:
                 metrics = self.run_epoch()
                 last = self.epoch == train.max_epochs
-                improved = False
-                if self.evaluator is not None and _due(self.epoch, train.eval_interval, last):
-                    metrics |= self.evaluate()
-                    improved = self._is_best(metrics["eval/return_mean"])
+                # What is trained is logged and saved first: an evaluation may fail, or be interrupted.
                 self._log(metrics)
-                if improved or _due(self.epoch, train.save_interval, last):
-                    self.save(best=improved or (self.evaluator is None and self._is_best(self.return_mean)))
+                if _due(self.epoch, train.save_interval, last) or self._is_save_late():
+                    self.save(best=self.evaluator is None and self._is_best(self.return_mean))
                     saved = self.epoch
+                if self.evaluator is not None and _due(self.epoch, train.eval_interval, last):
+                    scores = self.evaluate()
+                    self._log(scores)
+                    if scores and self._is_best(scores["eval/return_mean"]):
+                        self.save(best=True)
+                        saved = self.epoch
                 if self.config.log.trace:
                     self.recorder.trace(self.take_spans())
             if interrupt.requested and saved < self.epoch:
@@ -225,14 +232,21 @@ class BaseEngine(ABC):
             raise WeightSyncError(f"after the push of version {version} an eval policy does not have it: {first[0]}")
 
     def evaluate(self) -> dict[str, float]:
-        """Run whole episodes on envs of their own; training goes on as if this had not been."""
+        """Run whole episodes on envs of their own; training goes on as if this had not been.
+
+        Returns:
+            The metrics; none if Ctrl-C broke the evaluation off.
+        """
         if self.evaluator is None:
             raise ConfigError("this engine has no envs for evaluation: give it an evaluator")
         with self._timer.measure("evaluate"):
             self.make_room_to_act()
-            self._evaluation = self.evaluator.run()
+            evaluation = self.evaluator.run(lambda: self._interrupt.requested)
+        if evaluation is None:
+            return {}
+        self._evaluation = evaluation
         return {
-            **self._evaluation.metrics(),
+            **evaluation.metrics(),
             **self._count_faults(),
             "time/evaluate_s": self._timer.total_s("evaluate"),
         }
@@ -240,7 +254,12 @@ class BaseEngine(ABC):
     def save(self, *, best: bool = False) -> Path | None:
         """Keep a checkpoint of all that a resumed run needs."""
         self._checkpoint = self.recorder.save(self.epoch, self.get_state(), best=best)
+        self._saved_at = time.monotonic()
         return self._checkpoint
+
+    def _is_save_late(self) -> bool:
+        limit_s = self.config.train.save_every_s
+        return limit_s is not None and time.monotonic() - self._saved_at >= limit_s
 
     def get_state(self) -> dict[str, Any]:
         """Give all that a resumed run needs: policies, envs, counters."""
@@ -360,6 +379,8 @@ class BaseEngine(ABC):
         return dict(counts)
 
     def _log(self, metrics: dict[str, float]) -> None:
+        if not metrics:
+            return
         progress = {"progress/epoch": float(self.epoch), "progress/env_steps": float(self.env_steps)}
         self.recorder.log(self.epoch, self.env_steps, {**progress, **metrics})
 

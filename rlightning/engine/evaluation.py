@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +12,7 @@ from rlightning.config import EvalConfig
 from rlightning.env.env_group import EnvGroup
 from rlightning.env.env_worker import SUCCESS, Episode
 from rlightning.env.faults import FaultCounts
-from rlightning.errors import RLightningError, WorkerError
+from rlightning.errors import WorkerError
 from rlightning.observability.timer import Span
 from rlightning.policy.policy_group import PolicyGroup
 from rlightning.runtime import Future, gather
@@ -20,6 +20,8 @@ from rlightning.types import BatchedData, EnvRet
 
 _STEPS_BETWEEN_COUNTS = 16
 """Steps between two looks at which episodes have ended; looking costs a call per worker."""
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,46 +117,70 @@ class Evaluator:
             env_group: Envs that training does not use.
             policy_group: Its eval policies act.
             config: How to evaluate.
-            max_steps: Steps after which unfinished episodes are an error; None is no limit.
+            max_steps: Steps after which an episode is cut and counts as truncated; None is no limit.
             call_timeout_s: Seconds that one call on a worker may take; None is no limit.
         """
         self._envs, self._policies, self._config, self._max_steps = env_group, policy_group, config, max_steps
         self._timeout_s = call_timeout_s
 
-    def run(self) -> EvalResult:
+    def run(self, is_stopped: Callable[[], bool] = lambda: False) -> EvalResult | None:
         """Evaluate; equal weights give equal results.
 
+        Args:
+            is_stopped: Asked every 16 steps whether to break off.
+
+        Returns:
+            The episodes; None if the evaluation was broken off.
+
         Raises:
-            RLightningError: If episodes are unfinished after ``max_steps``.
             WorkerError: If a policy failed, or an env that was replaced as often as it may be.
         """
         with self._policies.evaluating(self._config.seed):
-            return self._run()
+            return self._run(is_stopped)
 
-    def _run(self) -> EvalResult:
+    def _run(self, is_stopped: Callable[[], bool]) -> EvalResult | None:
         self._envs.pop_episodes()
         quotas = dict(zip(self._envs.sub_envs, share_out(self._config.episodes, self._envs.num_envs), strict=True))
         counted: list[Episode] = []
         env_rets = self._envs.reset(reseed=True)
-        steps, limit = 0, math.inf if self._max_steps is None else self._max_steps
-        while left := sum(quotas.values()):
-            if steps >= limit:
-                raise RLightningError(
-                    f"{left} of {self._config.episodes} evaluation episodes are unfinished after {steps} steps: raise "
-                    f"train.max_eval_rollout_steps or set env.max_episode_steps"
-                )
-            stretch = int(min(_STEPS_BETWEEN_COUNTS, limit - steps))
+        steps, number_cut = 0, 0
+        cut: set[tuple[int, int]] = set()  # sub-envs in the midst of what was cut, until all envs are reset
+        while waited_for := {sub_env for sub_env, quota in quotas.items() if quota}:
+            if is_stopped():
+                return None
+            if waited_for <= cut:
+                env_rets, cut = self._envs.reset(), set()
             try:
-                env_rets = self._make_steps(env_rets, stretch)
-                steps += stretch
+                env_rets = self._make_steps(env_rets, self._steps_to_look(steps))
             except WorkerError as error:
                 env_rets = self._go_on(error, env_rets)
-                steps = 0  # a new env has made none
-            for episode in self._envs.pop_episodes():
+            steps += self._steps_to_look(steps)
+            # Before the cut, since a sub-env that was cut before may have ended its episode meanwhile.
+            ended = [one for one in self._envs.pop_episodes() if (one.worker, one.sub_env) not in cut]
+            if self._max_steps is not None and steps >= self._max_steps:
+                overlong = set(self._envs.cut_episodes(self._max_steps)) - cut
+                ended += [one for one in self._envs.pop_episodes() if (one.worker, one.sub_env) in overlong]
+                cut |= overlong
+                number_cut += len(overlong & waited_for)
+            for episode in ended:
                 if quotas[episode.worker, episode.sub_env]:
                     quotas[episode.worker, episode.sub_env] -= 1
                     counted.append(episode)
+        if number_cut:
+            logger.warning(
+                "%d of %d evaluation episodes did not end within train.max_eval_rollout_steps=%d steps and count as "
+                "truncated",
+                number_cut,
+                len(counted),
+                self._max_steps,
+            )
         return EvalResult(tuple(counted))
+
+    def _steps_to_look(self, steps: int) -> int:
+        """Return the steps until the next look: the usual number, and never beyond the limit of the first episodes."""
+        if self._max_steps is None or steps >= self._max_steps:
+            return _STEPS_BETWEEN_COUNTS
+        return min(_STEPS_BETWEEN_COUNTS, self._max_steps - steps)
 
     @property
     def faults(self) -> FaultCounts:

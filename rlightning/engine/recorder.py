@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from rlightning.checkpoint import locate, newest_whole, save_state
-from rlightning.errors import CheckpointError
+from rlightning.checkpoint import locate, named_in, newest_whole, save_state
 from rlightning.observability.sinks import MetricSink
 from rlightning.observability.timer import Span
 from rlightning.observability.trace import TraceFile
+
+logger = logging.getLogger(__name__)
 
 
 class Recorder(Protocol):
     """Takes metrics and keeps checkpoints."""
 
     def log(self, epoch: int, env_steps: int, metrics: Mapping[str, float]) -> None:
-        """Take the metrics of one epoch.
+        """Take metrics of one epoch: those of training, and those of an evaluation by a second call.
 
         Args:
             epoch: Finished epochs.
@@ -40,7 +42,7 @@ class SilentRecorder:
         self.latest: dict[str, float] = {}
 
     def log(self, epoch: int, env_steps: int, metrics: Mapping[str, float]) -> None:
-        self.latest = dict(metrics)
+        self.latest.update(metrics)
 
     def save(self, epoch: int, states: Mapping[str, Any], *, best: bool) -> Path | None:
         return None
@@ -103,8 +105,8 @@ class CheckpointFolder:
             if best:
                 self._link("best", folder)
         except OSError as error:
-            message = f"no link to {folder} can be made ({error.strerror or error}); the checkpoint itself is whole"
-            raise CheckpointError(message) from error
+            # The checkpoint is whole, and is found without a link.
+            logger.warning("%s cannot be marked as last or best: %s", folder, error.strerror or error)
         self._remove_old(folder.name)
         return folder
 
@@ -118,13 +120,18 @@ class CheckpointFolder:
 
     def best(self) -> Path | None:
         """Find the checkpoint that was marked as the best; None if none was, or if it is gone."""
-        link = self.path / "best"
-        return link.resolve() if locate(link).is_dir() else None
+        mark = self.path / "best"
+        named = named_in(mark) if mark.is_file() else mark.resolve()
+        return named if locate(named).is_dir() else None
 
     def _link(self, name: str, folder: Path) -> None:
+        """Make a symbolic link, or where there are none, as on some network drives, a file with the folder's name."""
         fresh = self.path / f".{name}.new"
         fresh.unlink(missing_ok=True)
-        fresh.symlink_to(folder.name)
+        try:
+            fresh.symlink_to(folder.name)
+        except OSError:
+            fresh.write_text(f"{folder.name}\n", encoding="utf-8")
         fresh.replace(self.path / name)
 
     def _remove_old(self, newest: str) -> None:

@@ -190,6 +190,15 @@ class EnvGroup:
         """Give the episodes that ended since the last call, worker by worker."""
         return [episode for episodes in self._call_living(EnvWorker.pop_episodes, ()) for episode in episodes]
 
+    def cut_episodes(self, length: int) -> list[tuple[int, int]]:
+        """Count the open episodes of at least ``length`` steps as truncated; the envs themselves go on.
+
+        Returns:
+            Index of the env worker and row of each.
+        """
+        cut = self._call_living(EnvWorker.cut_episodes, (), None, length)
+        return [(worker, row) for worker, rows in enumerate(cut) for row in rows]
+
     def pop_info_means(self) -> dict[str, float]:
         """Give the means, over the steps since the last call, of what the envs want logged of ``info``."""
         sums: dict[str, float] = {}
@@ -267,9 +276,11 @@ class EnvGroup:
     def _call_all(self, method: Any) -> list[Any]:
         return gather([handle.call(method) for handle in self._handles], self._timeout_s)
 
-    def _call_living(self, method: Any, instead: Any = None, timeout_s: float | None = None) -> list[Any]:
+    def _call_living(
+        self, method: Any, instead: Any = None, timeout_s: float | None = None, *arguments: Any
+    ) -> list[Any]:
         """Call all workers; one that is gone and may be replaced is missed by the next step, and not here."""
-        futures = [handle.call(method) for handle in self._handles]
+        futures = [handle.call(method, *arguments) for handle in self._handles]
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         try:
             return gather(futures, limit_s)

@@ -225,6 +225,18 @@ class EnvWorker:
         episodes, self._episodes = self._episodes, []
         return episodes
 
+    def cut_episodes(self, length: int) -> list[int]:
+        """Count the open episodes of at least ``length`` steps as truncated; the env itself goes on.
+
+        Returns:
+            Their rows.
+        """
+        last = self.current()
+        rows: list[int] = np.flatnonzero(self._steps - self._began >= length).tolist()
+        for row in rows:
+            self._end_episode(last, row, truncated=True)
+        return rows
+
     def pop_info(self) -> tuple[dict[str, float], int]:
         """Give the sums of what the env wants logged of ``info`` since the last call, and the steps they are over."""
         sums, steps = self._info_sums, self._info_steps * self._num_envs
@@ -322,10 +334,13 @@ class EnvWorker:
 
     def _close_episodes(self, ret: EnvRet) -> None:
         for row in np.flatnonzero(ret.ended).tolist():
-            return_, length = float(self._returns[row]), int(self._steps - self._began[row])
-            info = self._last_info(ret.info, row)
-            self._episodes.append(self._episode(return_, length, not ret.terminated[row], row, info))
-            self._begin_episodes(row)
+            self._end_episode(ret, row, truncated=not ret.terminated[row])
+
+    def _end_episode(self, ret: EnvRet, row: int, *, truncated: bool) -> None:
+        return_, length = float(self._returns[row]), int(self._steps - self._began[row])
+        info = self._last_info(ret.info, row)
+        self._episodes.append(self._episode(return_, length, truncated, row, info))
+        self._begin_episodes(row)
 
     def _last_info(self, info: dict[str, Any], row: int) -> dict[str, float]:
         """Read the numbers that are logged of an episode; NaN stands for none."""

@@ -74,11 +74,11 @@ def open_run(run: RunFolder, *, first_epoch: int = 0, resumed_at: int | None = N
 
 
 def _draw(run: RunFolder) -> None:
-    """Draw the learning curve; a full disk takes the curve, and leaves the error that the run may have ended with."""
+    """Draw the learning curve; where that fails, the run ends as it would have ended."""
     try:
         draw_curve(read_metrics(run.metrics_path), run.curve_path, run.name)
-    except OSError as error:
-        logger.warning("the learning curve cannot be drawn: %s", error)
+    except Exception as error:
+        logger.warning("the learning curve cannot be drawn: %s: %s", type(error).__name__, error)
 
 
 @contextmanager

@@ -151,7 +151,7 @@ class RunFolder:
         local = JsonlSink(self.metrics_path)
         if resumed_at is not None:
             local.mark_resumed(resumed_at)
-        return Sinks([local, *services])
+        return Sinks(local, services)
 
 
 class _Dumper(yaml.SafeDumper):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import time
@@ -19,6 +20,8 @@ _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 _EVENT = "event"
 _RESUMED = "resumed"
+
+logger = logging.getLogger(__name__)
 
 
 class MetricSink(Protocol):
@@ -130,24 +133,36 @@ class WandbSink:
 
 
 class Sinks:
-    """Several sinks as one."""
+    """The local log and metric services as one; a service that fails is left out from then on, with one warning."""
 
-    def __init__(self, sinks: Sequence[MetricSink]) -> None:
-        self._sinks = list(sinks)
+    def __init__(self, local: MetricSink, services: Sequence[MetricSink] = ()) -> None:
+        self._local, self._services = local, list(services)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        for sink in self._sinks:
-            sink.log(step, metrics)
+        self._local.log(step, metrics)
+        for service in list(self._services):
+            try:
+                service.log(step, metrics)
+            except Exception as error:
+                self._services.remove(service)
+                _warn_of(service, error)
 
     def close(self) -> None:
-        errors = []
-        for sink in self._sinks:
+        for service in self._services:
             try:
-                sink.close()
+                service.close()
             except Exception as error:
-                errors.append(error)
-        if errors:
-            raise errors[0]
+                _warn_of(service, error)
+        self._local.close()
+
+
+def _warn_of(service: MetricSink, error: Exception) -> None:
+    logger.warning(
+        "%s takes no more metrics (%s: %s); the local log has all of them",
+        type(service).__name__,
+        type(error).__name__,
+        error,
+    )
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:

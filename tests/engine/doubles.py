@@ -48,10 +48,15 @@ class Notebook:
         self.on_log = lambda epoch: None
 
     def log(self, epoch, env_steps, metrics):
+        if self.rows and self.rows[-1][0] == epoch:  # those of an evaluation come by a second call
+            self.rows[-1][2].update(metrics)
+            return
         self.rows.append((epoch, env_steps, dict(metrics)))
         self.on_log(epoch)
 
     def save(self, epoch, states, *, best):
+        if self.saves and self.saves[-1][0] == epoch:  # saved again, since an evaluation found it to be the best
+            self.saves.pop()
         self.saves.append((epoch, best))
 
 

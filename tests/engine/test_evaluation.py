@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from rlightning.errors import ProtocolError, RLightningError, WorkerError
+from rlightning.errors import ProtocolError, WorkerError
 from rlightning.launch.assemble import assemble
 from rlightning.launch.states import differences, tree_digest
 from rlightning.policy.base_policy import BasePolicy
@@ -161,7 +161,7 @@ def test_all_policies_have_the_same_normaliser_when_an_evaluation_starts_and_aft
         seen = []
         real = engine.evaluator.run
 
-        def check():
+        def check(is_stopped):
             before = normalisers(engine)
             result = real()
             after = normalisers(engine)
@@ -181,10 +181,15 @@ def test_all_policies_have_the_same_normaliser_when_an_evaluation_starts_and_aft
     assert seen[-1][0][0]["normalizer.mean"] == pytest.approx([100.0] * 3, abs=0.3)
 
 
-def test_unfinished_episodes_are_an_error_that_says_what_to_do(engine):
-    run = engine(env={"env_kwargs": {"lengths": [12]}}, max_eval_rollout_steps=11)
-    with pytest.raises(RLightningError, match=r"2 of 2 evaluation episodes are unfinished after 11 steps.*raise"):
-        evaluated(run)
+def test_an_episode_that_does_not_end_is_cut_counts_as_truncated_and_is_told(engine, caplog):
+    # Row 0 ends after 3 steps, row 1 never: of its two episodes each is cut at 11, the second one after a reset.
+    kinds = {"env_kwargs": {"lengths": [3, 1000]}}
+    run = engine(env=kinds, evaluation={"episodes": 4, "num_envs": 2}, max_eval_rollout_steps=11)
+    episodes = evaluated(run).episodes
+    assert sorted((one.sub_env, one.truncated) for one in episodes if one.length > 3) == [(1, True), (1, True)]
+    assert [one.length for one in episodes if one.sub_env == 0] == [3, 3]
+    assert all(11 <= one.length < 11 + 16 for one in episodes if one.sub_env == 1)
+    assert "2 of 4 evaluation episodes did not end within train.max_eval_rollout_steps=11 steps" in caplog.text
 
 
 def test_episodes_may_take_as_many_steps_as_allowed(engine):

@@ -73,16 +73,20 @@ def test_a_failure_to_close_does_not_hide_why_the_run_ended(caplog):
     close()
 
 
-def test_a_metric_service_that_cannot_be_closed_does_not_hide_why_the_run_ended(tmp_path, monkeypatch, caplog):
-    class Service:
+def test_metrics_that_cannot_be_kept_end_the_run_and_a_failure_to_close_does_not_hide_why(
+    tmp_path, monkeypatch, caplog
+):
+    class Full(JsonlSink):
         def log(self, step, metrics):
             if step == 20:
                 raise ZeroDivisionError("no metrics today")
+            super().log(step, metrics)
 
         def close(self):
+            super().close()
             raise OSError("no space left")
 
-    monkeypatch.setattr(RunFolder, "open_sinks", lambda run, at: Sinks([JsonlSink(run.metrics_path), Service()]))
+    monkeypatch.setattr(RunFolder, "open_sinks", lambda run, at: Sinks(Full(run.metrics_path)))
     for epochs, error in ((3, ZeroDivisionError), (1, OSError)):
         made = config(max_epochs=epochs, save_dir=str(tmp_path))
         with pytest.raises(error), open_run(RunFolder.create(made)), assemble(made) as engine:

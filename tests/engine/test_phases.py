@@ -105,6 +105,37 @@ def test_the_best_checkpoint_is_that_of_the_best_evaluation(engine, monkeypatch)
     assert run.recorder.saves == [(1, True), (2, True), (5, False)]
 
 
+def test_what_is_trained_is_logged_and_saved_before_an_evaluation_that_fails(engine, monkeypatch):
+    run = engine(max_epochs=1)
+    monkeypatch.setattr(run.evaluator, "run", lambda is_stopped: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run.run()
+    assert run.recorder.saves == [(1, False)]
+    assert [epoch for epoch, _, _ in run.recorder.rows] == [1]
+
+
+def test_an_interrupt_breaks_an_evaluation_off_and_leaves_the_checkpoint(engine):
+    run = engine(env={"env_kwargs": {"lengths": [10**9]}}, max_epochs=1, max_eval_rollout_steps=None)
+    steps = run.evaluator._make_steps
+
+    def press(*arguments):
+        signal.raise_signal(signal.SIGINT)
+        return steps(*arguments)
+
+    run.evaluator._make_steps = press
+    with pytest.raises(KeyboardInterrupt):
+        run.run()
+    assert run.recorder.saves == [(1, False)]
+    assert "eval/return_mean" not in run.recorder.rows[-1][2]
+
+
+@pytest.mark.parametrize(("save_every_s", "saved"), [(600.0, [3]), (1e-9, [1, 2, 3]), (None, [3])])
+def test_a_checkpoint_is_due_after_some_time(engine, save_every_s, saved):
+    run = engine(max_epochs=3, save_every_s=save_every_s)
+    run.run()
+    assert [epoch for epoch, _ in run.recorder.saves] == saved
+
+
 def test_without_an_evaluator_the_best_is_the_best_training_return(engine):
     run = engine(max_epochs=2, save_interval=1)
     run.evaluator.close()

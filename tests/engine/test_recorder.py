@@ -1,5 +1,11 @@
 """Which checkpoints are kept, and which one is the last and the best."""
 
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from rlightning.checkpoint import load_state
@@ -50,6 +56,38 @@ def test_the_best_is_kept_where_the_folder_is_reached_by_a_link(tmp_path):
     folder = CheckpointFolder(tmp_path / "runs", keep=1)
     save(folder, 1, 2, 3, best=[1])
     assert kept(folder) == [1, 3]
+
+
+def test_the_last_and_the_best_are_found_where_no_links_can_be_made(tmp_path, monkeypatch):
+    def refuse(self, target, target_is_directory=False):
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(Path, "symlink_to", refuse)
+    folder = CheckpointFolder(tmp_path, keep=1)
+    save(folder, 1, 2, 3, best=[1])
+    assert kept(folder) == [1, 3]
+    assert epoch_of(folder.last()) == epoch_of(tmp_path / "last") == 3
+    assert epoch_of(folder.best()) == epoch_of(tmp_path / "best") == 1
+
+
+def test_a_mark_that_cannot_be_written_is_a_warning(tmp_path, caplog):
+    (tmp_path / ".last.new").mkdir()  # in the way of the mark
+    folder = CheckpointFolder(tmp_path)
+    save(folder, 1)
+    assert epoch_of(folder.last()) == 1
+    assert "cannot be marked" in caplog.text
+
+
+def test_what_a_process_that_is_gone_had_begun_to_write_is_removed(tmp_path):
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    stale, alive = tmp_path / f".epoch-00000001.new-{gone.pid}", tmp_path / f".epoch-00000001.new-{os.getppid()}"
+    for path in (stale, alive):
+        path.mkdir()
+        (path / "policy.json").write_text("{")
+    save(CheckpointFolder(tmp_path), 2)
+    assert not stale.exists()
+    assert alive.exists()
 
 
 def test_links_are_relative_so_that_a_run_can_be_moved(tmp_path):

@@ -93,25 +93,33 @@ def test_metrics_of_one_step_are_joined(tmp_path: Path) -> None:
     assert read_metrics(path) == [{"step": 10, "a": 1.0, "b": 2.0}]
 
 
-def test_a_sink_that_fails_to_close_does_not_keep_the_others_open() -> None:
-    class Broken:
-        def log(self, step: int, metrics: object) -> None: ...
+class Service:
+    """A metric service that fails when it is used, or when it is closed."""
 
-        def close(self) -> None:
-            raise OSError("disk full")
+    def __init__(self, *, fails_to_log: bool) -> None:
+        self.fails_to_log, self.calls, self.closed = fails_to_log, 0, False
 
-    class Closes:
-        closed = False
+    def log(self, step: int, metrics: object) -> None:
+        self.calls += 1
+        if self.fails_to_log:
+            raise ConnectionError("no route to host")
 
-        def log(self, step: int, metrics: object) -> None: ...
+    def close(self) -> None:
+        self.closed = True
+        raise OSError("disk full")
 
-        def close(self) -> None:
-            self.closed = True
 
-    last = Closes()
-    with pytest.raises(OSError, match="disk full"):
-        Sinks([Broken(), last]).close()
+def test_a_service_that_fails_is_left_out_with_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    broken, last = Service(fails_to_log=True), Service(fails_to_log=False)
+    sinks = Sinks(JsonlSink(tmp_path / "metrics.jsonl"), [broken, last])
+    for step in (10, 20):
+        sinks.log(step, {"train/loss": 1.0})
+    assert (broken.calls, last.calls) == (1, 2)
+    assert caplog.text.count("no route to host") == 1
+    assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [10, 20]
+    sinks.close()
     assert last.closed
+    assert "disk full" in caplog.text
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
