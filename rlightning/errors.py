@@ -134,6 +134,10 @@ class ProtocolError(RLightningError, RuntimeError):
     """Calls in the wrong order: says which call to make first."""
 
 
+class ReservedName(RLightningError, TypeError):
+    """A class of an author uses a name that the framework needs: says which, and proposes another one."""
+
+
 class UnsupportedSpace(RLightningError, TypeError):
     """An algorithm was given an observation or action space that it cannot serve."""
 

@@ -17,6 +17,7 @@ from rlightning.errors import (
     Problem,
     ProtocolError,
     RecordError,
+    ReservedName,
     RLightningError,
     ShapeError,
     UnsupportedSpace,
@@ -38,6 +39,7 @@ BUILTIN = {
     CheckpointError: RuntimeError,
     RecordError: OSError,
     ProtocolError: RuntimeError,
+    ReservedName: TypeError,
     UnsupportedSpace: TypeError,
     MissingDependency: ImportError,
 }

@@ -24,6 +24,7 @@ from rlightning.observability.timer import Span, Timer
 from rlightning.policy.acting import Acting
 from rlightning.policy.answering import EVALUATES, Answering
 from rlightning.policy.attributes import optimizers, require_registered, steppers
+from rlightning.policy.author_class import check_attributes, check_class, framework_attributes
 from rlightning.policy.batching import versions_behind
 from rlightning.policy.compilation import compile_at_first_call
 from rlightning.policy.coroutines import hide_coroutines, is_coroutine
@@ -107,6 +108,7 @@ class BasePolicy(nn.Module, ABC):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         hide_coroutines(cls)
+        check_class(cls, BasePolicy)
 
     def __init__(self, config: PolicyConfig, role_type: PolicyRole) -> None:
         super().__init__()
@@ -142,6 +144,7 @@ class BasePolicy(nn.Module, ABC):
         self._answering = Answering(type(self), self._gate, self._timer)
         if self.rollout_mode == "sync" and is_coroutine(type(self).rollout_step):
             raise ConfigError(f"{type(self).__name__}.rollout_step is a coroutine: set policy.rollout_mode=async")
+        self._attributes = framework_attributes(self, BasePolicy)  # as an author must leave them
         self._frame = frozenset(vars(self))
 
     # What a user writes
@@ -581,9 +584,18 @@ class BasePolicy(nn.Module, ABC):
         save_state(path, {"policy": self.get_training_state()})
 
     def load_checkpoint(self, path: str | Path) -> None:
-        """Read what ``save_checkpoint`` wrote; a file that is damaged or does not fit is a ``CheckpointError``."""
+        """Read what ``save_checkpoint`` wrote, or the learner's part of a checkpoint of a run.
+
+        An eval policy takes from a learner's checkpoint what acts, and the version.
+
+        Raises:
+            CheckpointError: If a file is damaged, or the state does not fit; nothing is changed then.
+        """
         self._require_init("load_checkpoint")
-        self.load_training_state(load_state(path, ["policy"])["policy"])
+        state = load_state(path, ["policy"])["policy"]
+        state = state.get("train", state)  # that of a run is the state of a whole group
+        is_learners = state.get("role") == PolicyRole.TRAIN
+        self.load_training_state(state, act_only=is_learners and self.role_type is PolicyRole.EVAL)
 
     # Timing
 
@@ -630,14 +642,22 @@ class BasePolicy(nn.Module, ABC):
         self._memory.require(Part.MODEL, Part.OPTIMIZER, to="train")
         self._data_parallel.require_current(self)
         with self._learning("train"):
-            metrics = self.train(*args, **kwargs)
+            try:
+                metrics = self.train(*args, **kwargs)
+            except (AttributeError, IndexError, KeyError, TypeError) as error:
+                if self.dataset is not None:
+                    raise
+                raise ProtocolError(
+                    f"{type(self).__name__}.train failed, and self.dataset is None: call update_dataset, which has to "
+                    f"set it, before train ({type(error).__name__}: {error})"
+                ) from error
             self._data_parallel.share_buffers(self)
         self.epoch += 1
         self.version += 1
         interval = self.train_config.check_ranks_interval
         if interval and self.epoch % interval == 0:
             self.check_ranks()
-        return metrics
+        return _detached(metrics)
 
     @contextmanager
     def _learning(self, phase: str) -> Iterator[None]:
@@ -807,10 +827,12 @@ class BasePolicy(nn.Module, ABC):
         self._what_acts.forget()
         self._weight_import.forget()
         # Networks are drawn from the global generator: lend it our seed and give it back as it was.
+        self._attributes = framework_attributes(self, BasePolicy)
         with _BUILDING, torch.random.fork_rng(devices=[]):
             if self._generators.seed is not None:
                 torch.manual_seed(self._generators.seed)
             self.construct_network(self.env_meta)
+        check_attributes(self, self._attributes)
         self._built = set() if self.model_list else set(self._modules)
         if not self.model_list:
             self.model_list = [(name, child) for name, child in self.named_children() if child.state_dict()]
@@ -837,6 +859,13 @@ class BasePolicy(nn.Module, ABC):
 
 class AsyncRolloutError(ProtocolError, AssertionError):
     """A call that is only for sync rollouts."""
+
+
+def _detached(metrics: Any) -> Any:
+    """Free metrics from the graphs that they were computed by, which nobody needs any more."""
+    if not isinstance(metrics, Mapping):
+        return metrics
+    return {name: value.detach() if isinstance(value, torch.Tensor) else value for name, value in metrics.items()}
 
 
 def _is_inherited(cls: type[BasePolicy], method: str) -> bool:

@@ -410,15 +410,22 @@ class PolicyGroup:
         self._formation.form(backend, is_colocated, [(one.sender, one.receivers) for one in deliveries])
 
     def mean_metrics(self) -> dict[str, float]:
-        """Give the means, over the train policies that report them, of the numbers that the last ``train`` gave.
+        """Return the means, over the train policies that report them, of the numbers that the last ``train`` gave.
 
-        What an algorithm has reduced over the ranks itself is the same on all, and so is its mean.
+        Numbers are those of Python and numpy, and tensors with one element. What an algorithm has reduced over the
+        ranks itself is the same on all, and so is its mean.
+
+        Raises:
+            ProtocolError: If ``train`` was not called yet.
         """
+        if not self._reports:
+            raise ProtocolError("there are no metrics yet: call train before mean_metrics")
         held: dict[str, list[float]] = {}
         for report in self._reports:
             for name, value in (report if isinstance(report, Mapping) else {}).items():
-                if isinstance(value, int | float):
-                    held.setdefault(name, []).append(float(value))
+                number = _number(value)
+                if number is not None:
+                    held.setdefault(name, []).append(number)
         return {name: math.fsum(values) / len(values) for name, values in held.items()}
 
     # Weights
@@ -659,6 +666,15 @@ class PolicyGroup:
             answers.append(handle.call_beside(self._routing.channel(env_id), method, env_ret, **needed))
             self._routing.started(handle, answers[-1])
         return BatchedData(asked.env_ids, answers)
+
+
+def _number(value: Any) -> float | None:
+    """Return a number of Python or numpy, or the element of a tensor or array with one; None where it is none."""
+    try:
+        plain = value.item() if hasattr(value, "item") else value
+    except (RuntimeError, ValueError):
+        return None
+    return float(plain) if isinstance(plain, int | float) else None
 
 
 def _hook(handle: WorkerHandle, own: Any, users: Any) -> Any:

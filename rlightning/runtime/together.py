@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import Any
@@ -79,17 +80,22 @@ def together(calls: Sequence[Call], timeout: float | None = None) -> list[Any]:
             thread.start()
         for thread in threads:
             thread.join(_left(deadline))
-    late = [f"{call.handle.name}.{call.method.__name__}" for call, f in zip(calls, futures, strict=True) if f is None]
     made = [future for future in futures if future is not None]
-    if late:
-        error: Exception = CallTimeout(f"no answer within {timeout} s from {len(late)} calls: {', '.join(late[:10])}")
-    else:
-        try:
+    if len(made) == len(calls):
+        with suppress(WorkerError, CallTimeout):
             return gather(made, _left(deadline))
-        except (WorkerError, CallTimeout) as first:
-            error = first
-    # Outside of the except clause, since an error that crossed processes says by its __cause__ what happened there.
-    raise min([*_failures(made, deadline), error], key=_is_a_consequence)
+    failures = _failures(made, deadline)
+    late = [
+        f"{call.handle.name}.{call.method.__name__}"
+        for call, future in zip(calls, futures, strict=True)
+        if future is None or not future.done()
+    ]
+    if late:
+        failures.append(CallTimeout(f"no answer within {timeout} s from {len(late)} calls: {', '.join(late[:10])}"))
+    if not failures:
+        return gather(made)  # the last ones came meanwhile
+    # Outside of an except clause, since an error that crossed processes says by its __cause__ what happened there.
+    raise min(failures, key=_is_a_consequence)
 
 
 def _failures(futures: Sequence[Future[Any]], deadline: float | None) -> list[Exception]:
@@ -98,8 +104,10 @@ def _failures(futures: Sequence[Future[Any]], deadline: float | None) -> list[Ex
     for future in futures:
         try:
             future.result(_left(deadline))
-        except (WorkerError, CallTimeout) as error:
+        except WorkerError as error:
             failures.append(error)
+        except CallTimeout:
+            pass  # what is missing is told once, with all the seconds that there were
     return failures
 
 

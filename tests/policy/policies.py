@@ -327,7 +327,7 @@ class Peer(LinearPolicy):
         self.optimizer.step()
         return {"loss": float(x.mean()), "weight": self.net.weight.item(), "name": "peer"}
 
-    def _update_dataset(self, data):
+    def update_dataset(self, data):
         self.dataset = data  # plain numbers
 
     def get_groups(self):

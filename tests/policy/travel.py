@@ -69,7 +69,7 @@ class Traveller(LinearPolicy):
 
     def depart(self):
         self.journey = Journey()
-        self._memory = self.journey.memory()
+        self._memory = self._attributes["_memory"] = self.journey.memory()
 
     def count_bytes(self):
         return self.journey.out, self.journey.back
@@ -85,7 +85,7 @@ class TravellingPPO(PPO):
     def __init__(self, *args):
         super().__init__(*args)
         self.journey = Journey()
-        self._memory = self.journey.memory()
+        self._memory = self._attributes["_memory"] = self.journey.memory()
 
     def count_bytes(self):
         return self.journey.out, self.journey.back

@@ -6,6 +6,7 @@ import pytest
 
 from rlightning.errors import CallTimeout, PeerLost, WorkerError
 from rlightning.runtime import Call, LocalFuture, as_handle, together
+from rlightning.runtime.future import PendingFuture
 
 
 class Meeting:
@@ -132,3 +133,19 @@ def test_local_and_remote_workers_meet(ray_cluster):
             assert together([Call(left, Wall.meet, ("a", "b")), Call(right, Wall.meet, ("b", "a"))], 60) == ["here"] * 2
     finally:
         pool.stop()
+
+
+class Silent:
+    """A worker elsewhere that never answers."""
+
+    name = "train[1]"
+
+    def call(self, method, *args, **kwargs):
+        return PendingFuture(self.name, method.__name__)
+
+
+def test_a_call_that_is_late_is_told_with_all_the_seconds_that_there_were():
+    here = as_handle(Meeting(), "train[0]")
+    calls = [Call(here, Meeting.meet, ("here",)), *[Call(Silent(), Meeting.meet)] * 2]
+    with pytest.raises(CallTimeout, match=r"^no answer within 0\.2 s from 2 calls: (train\[1\]\.meet(, |$)){2}"):
+        together(calls, 0.2)
