@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -20,6 +22,7 @@ _OF_TORCH = vars(nn.Module()).keys()
 _STEPPERS = {"optimizers": torch.optim.Optimizer, "schedulers": torch.optim.lr_scheduler.LRScheduler}
 _NO_HELPERS = (torch.Tensor, type, ModuleType, FunctionType, *_STEPPERS.values())
 """What is not searched for modules."""
+_LEAVES = frozenset({int, float, bool, complex, str, bytes, type(None), np.ndarray, torch.Tensor})
 _DEPTH = 3
 """Containers and helper objects inside each other that are searched for modules."""
 
@@ -115,7 +118,7 @@ def _named(policy: BasePolicy) -> dict[str, Any]:
 def _modules_in(held: Mapping[Any, Any], path: str, seen: set[int], depth: int) -> Iterator[tuple[str, Any]]:
     """List the modules and parameters in attributes, containers and helper objects, with their places."""
     for name, value in held.items():
-        if id(value) in seen:
+        if type(value) in _LEAVES or id(value) in seen:
             continue
         seen.add(id(value))
         # By its type, since a weak reference says that it is what it refers to.
@@ -128,9 +131,12 @@ def _modules_in(held: Mapping[Any, Any], path: str, seen: set[int], depth: int) 
 def _parts(value: Any) -> Mapping[Any, Any]:
     if issubclass(type(value), Mapping):
         return dict(value)
-    if issubclass(type(value), list | tuple | set | frozenset):
+    if issubclass(type(value), list | tuple | set | frozenset | deque):
         return dict(enumerate(value))
-    return {} if issubclass(type(value), (nn.Module, *_NO_HELPERS)) else getattr(value, "__dict__", {})
+    if issubclass(type(value), (nn.Module, *_NO_HELPERS)):
+        return {}
+    slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ()) if hasattr(value, name)]
+    return {**getattr(value, "__dict__", {}), **{name: getattr(value, name) for name in slots}}
 
 
 def _owners(parameters: list[nn.Parameter]) -> Iterator[tuple[nn.Module, str]]:

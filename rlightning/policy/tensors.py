@@ -239,6 +239,8 @@ def as_tensors(listed: Mapping[str, Mapping[str, Any]]) -> NamedTensors:
     Raises:
         ProtocolError: If something is neither.
     """
+    if all(isinstance(value, torch.Tensor) for named in listed.values() for value in named.values()):
+        return {module: dict(named) for module, named in listed.items()}
     for module, named in listed.items():
         for name, value in named.items():
             if not isinstance(value, torch.Tensor | np.ndarray):

@@ -21,7 +21,7 @@ from rlightning.policy.tensors import plain_names, with_buffers
 from rlightning.policy.updater import Updater
 from rlightning.policy.weight_export import NOTHING_COMES
 from rlightning.weights.bundle import Bundle, BundlePart, check_same_layout, flatten_names
-from rlightning.weights.home import Home, is_alone
+from rlightning.weights.home import Home, is_alone, uses_of
 from rlightning.weights.layout import Layout, NamedTensors, as_bytes, check_key, copy_all, each, point_all
 from rlightning.weights.slots import Slots
 
@@ -77,13 +77,16 @@ class WeightImport:
         self._outcome = _Outcome(gate)
         self._slots: Slots | None = None
         self._adopted: tuple[Slots, int] | None = None  # whose memory is acted with, and the stamp of what lies there
+        # Of memory that nobody else acts with: its bytes, and how many tensors had a hold on them at first.
+        self._memory: tuple[torch.Tensor, int] | None = None
+        self._is_own = False  # whether nobody else acts with the buffer
         self._made: Slots | None = None  # the buffer that this policy made for its node
         self._mapped: Slots | None = None  # what a sender of this node writes into, to be copied out
         self._updater: Updater | None = None
 
     def forget(self) -> None:
         """Take note that the networks are built anew; a buffer is no longer in use."""
-        self._slots, self._adopted = None, None
+        self._slots = self._adopted = self._memory = None
 
     @property
     def failure(self) -> BaseException | None:
@@ -98,14 +101,14 @@ class WeightImport:
 
     def use_buffer(self, buffer: Slots | None) -> None:
         """Let weights go into a buffer first; None makes one."""
-        layout = self._policy.weight_layout()
+        layout, is_own = self._policy.weight_layout(), buffer is None
         if buffer is None:
             is_near = self._policy.config.weight_buffer.type == "WeightBuffer"
             buffer = Slots(layout, device=self._policy.device if is_near else "cpu")
         check_key(layout, buffer.layout.key, self._policy._who)
         with self._gate.update():
             self.take_own_memory()
-            self._slots = buffer
+            self._slots, self._is_own = buffer, is_own
         if self._updater is None:
             self._updater = Updater(self._follow)
             threading.Thread(target=self._updater.run, name="weight updater", daemon=True).start()
@@ -151,14 +154,20 @@ class WeightImport:
 
     def take_own_memory(self) -> None:
         """Copy the tensors out of a buffer that others may act with, before anything is written into them."""
-        if self._adopted is not None:
+        if self._adopted is not None and self._memory is not None and self._is_viewed():
+            self._adopted[0].let_go(self._memory[0])  # the view goes on showing what acts
+        elif self._adopted is not None:
             held = [tensor for _, _, tensor in each(self._policy.get_trainable_parameters())]
             places = [(tensor.data_ptr(), tensor.shape, tensor.dtype) for tensor in held]
             # What is tied stays tied.
             owned = {place: tensor.data.clone() for place, tensor in zip(places, held, strict=True)}
             for place, tensor in zip(places, held, strict=True):
                 tensor.data = owned[place]
-            self._adopted = None
+        self._adopted = self._memory = None
+
+    def _is_viewed(self) -> bool:
+        """Tell whether an author has begun to look at the weights in force by an array, or by a view."""
+        return self._memory is not None and uses_of(self._memory[0]) > self._memory[1]
 
     # What comes
 
@@ -276,12 +285,15 @@ class WeightImport:
                 elif self._may_adopt():
                     own = self._acting.look()
                     check_key(own.layout, slots.layout.key, self._policy._who)
+                    if self._is_viewed():
+                        self.take_own_memory()
                     if self._adopted is None and not all(is_alone(tensor) for _, _, tensor in each(own.tensors)):
                         # An author looks at them by an array, or by a view: that has to see the new values.
                         self.load(newest.tensors, newest.version)
                     else:
                         point_all(own.tensors, newest.tensors)
                         self._adopted = slots, newest.stamp
+                        self._memory = (newest.flat, uses_of(newest.flat)) if self._is_own else None
                 else:
                     self.load(newest.tensors, newest.version)
                 self._policy.version = newest.version

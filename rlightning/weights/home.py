@@ -91,13 +91,14 @@ def _is_free(tensor: torch.Tensor) -> bool:
 
 def is_alone(tensor: torch.Tensor) -> bool:
     """Tell whether no other tensor and no array has a hold on the memory of a tensor."""
-    return _uses_of(tensor.untyped_storage()) == _ALONE
+    return uses_of(tensor) == _ALONE
 
 
-def _uses_of(storage: torch.UntypedStorage) -> int:
-    return torch._C._storage_Use_Count(storage._cdata)
+def uses_of(tensor: torch.Tensor) -> int:
+    """Count the tensors and arrays that have a hold on the memory of a tensor, and those who ask."""
+    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
 
 
 _ONE = torch.zeros(1)
-_ALONE = _uses_of(_ONE.untyped_storage())
+_ALONE = uses_of(_ONE)
 """What the count is where a single tensor has a storage, and somebody asks."""

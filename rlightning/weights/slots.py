@@ -116,6 +116,15 @@ class Slots:
         if self._path is not None:
             Path(self._path).unlink(missing_ok=True)
 
+    def let_go(self, flat: torch.Tensor) -> None:
+        """Leave the memory of a slot, given by its bytes, to those who use it, and go on with a copy.
+
+        That is for memory that one policy alone acts with.
+        """
+        slot = next(slot for slot, own in enumerate(self._flats) if own is flat)
+        self._flats[slot] = flat.clone()
+        self._views[slot] = self.layout.views(self._flats[slot])
+
     @property
     def version(self) -> int:
         """Version of the front; -1 before the first."""

@@ -3,6 +3,7 @@
 import functools
 import logging
 import weakref
+from collections import deque
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -223,7 +224,7 @@ class Helper:
     parts: object = None
 
 
-@dataclass
+@dataclass(slots=True)
 class Nested:
     """Another one."""
 
@@ -234,6 +235,7 @@ CONTAINERS = {
     "list": (lambda net: [net], r"Hiding\.held\.0 holds a Linear"),
     "dict": (lambda net: {"q": net}, r"Hiding\.held\.q holds a Linear"),
     "tuple": (lambda net: (1, (net,)), r"Hiding\.held\.1\.0 holds a Linear"),
+    "deque": (lambda net: deque([net]), r"Hiding\.held\.0 holds a Linear"),
     "helper": (Helper, r"Hiding\.held\.parts holds a Linear"),
     "helper of helpers": (lambda net: Nested(Helper({"q": net})), r"Hiding\.held\.helper\.parts\.q holds a Linear"),
     "parameter": (
