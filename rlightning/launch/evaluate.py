@@ -122,10 +122,7 @@ def record_episode(
     path.parent.mkdir(parents=True, exist_ok=True)
     writer: Any = imageio.get_writer
     fps = fps or worker.render_fps() or _DEFAULT_FPS
-    steps_per_frame = math.ceil(fps / _MOST_FPS)
-    options: dict[str, Any] = {"duration": 1000 * steps_per_frame / fps, "loop": 0}
-    if path.suffix == ".mp4":
-        options = {"fps": fps / steps_per_frame, "macro_block_size": 2}
+    rate, options = _frame_rate(fps, path.suffix)
     try:
         env_ret = worker.reset()
         frame = _frame(worker, kind)
@@ -142,11 +139,21 @@ def record_episode(
                 episodes = worker.pop_episodes()
                 if episodes:
                     return episodes[0]
-                if steps % steps_per_frame == 0:
+                if steps * rate // fps > (steps - 1) * rate // fps:
                     video.append_data(_frame(worker, kind))
     finally:
         worker.close()
     raise RLightningError(f"the episode did not end within {_LONGEST_VIDEO_STEPS} steps: set env.max_episode_steps")
+
+
+def _frame_rate(fps: float, ending: str) -> tuple[float, dict[str, Any]]:
+    """Choose how many pictures a second of a video has, at most ``fps``, and say so to the writer of its format."""
+    if ending == ".mp4":
+        rate = fps / math.ceil(fps / _MOST_FPS)
+        return rate, {"fps": rate, "macro_block_size": 2}
+    # A GIF counts time in hundredths of a second.
+    hundredths = math.ceil(max(100 / fps, 100 / _MOST_FPS))
+    return 100 / hundredths, {"duration": 10 * hundredths, "loop": 0}
 
 
 def choose_gl_backend() -> None:

@@ -45,7 +45,8 @@ class EnvRet:
             everywhere after ``reset``, and in the row that an env with next-step autoreset spends on resetting.
         final_observation: The true last observation where terminated or truncated, [N, ...]; other rows carry no
             meaning. None where no row ended.
-        info: Further arrays by name, [N, ...]; empty in most envs.
+        info: Further arrays by name, [N, ...]. Envs of Gymnasium give, where an episode ended, the numbers that are
+            logged, with NaN in the other rows, and else nothing.
     """
 
     observation: Tree

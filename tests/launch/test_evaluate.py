@@ -39,8 +39,9 @@ class _Stand:
         return BatchedData([0], [LocalFuture(PolicyResponse(np.zeros(1, np.int64)))])
 
 
-# 100 steps: at 20 a second they are 5 s; at 500 a second, 0.2 s, of which every tenth step is shown.
-@pytest.mark.parametrize(("fps", "frames", "frame_s"), [(20, 100, 0.05), (500, 10, 0.02)])
+# 100 steps: at 20 a second they are 5 s; at 500 a second, 0.2 s, of which every tenth step is shown; at 30 a second
+# 3.33 s, which is 83.3 pictures of 0.04 s, since a GIF has no hundredth of a second and a third.
+@pytest.mark.parametrize(("fps", "frames", "frame_s"), [(20, 100, 0.05), (500, 10, 0.02), (30, 83, 0.04)])
 def test_a_video_lasts_as_long_as_its_episode(tmp_path, fps, frames, frame_s):
     config = SimpleNamespace(
         env=[EnvConfig(name=f"{__name__}:Blinking", env_kwargs={"fps": fps})], evaluation=EvalConfig()
