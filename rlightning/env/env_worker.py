@@ -28,6 +28,8 @@ SUCCESS = "is_success"
 
 _FLOAT32 = np.dtype(np.float32)
 _BOOL = np.dtype(np.bool_)
+_CODE_ERRORS = (NameError, AttributeError, TypeError, ImportError, NotImplementedError, ShapeError)
+"""What code with a mistake raises, and a device that is not there for a moment does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +63,13 @@ class WorkerReport:
         steps: Steps that it made since it was built.
         fault: What its env did: ``FaultKind``; None if it is well.
         message: The fault in words.
+        is_code_error: Whether it has made no step and failed as code with a mistake does, so that it would fail again.
     """
 
     steps: int
     fault: FaultKind | None = None
     message: str = ""
+    is_code_error: bool = False
 
 
 class _NotFinite(WorkerError):
@@ -213,7 +217,8 @@ class EnvWorker:
         if self._fault is None:
             return WorkerReport(self._made)
         kind, error = self._fault
-        return WorkerReport(self._made, kind, error.message)
+        is_code_error = not self._made and isinstance(error.__cause__, _CODE_ERRORS)
+        return WorkerReport(self._made, kind, error.message, is_code_error)
 
     def raise_fault(self) -> None:
         """Raise the fault of the env once more; nothing if there is none."""

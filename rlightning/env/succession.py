@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import time
+from typing import Any
 
 from rlightning.env.env_worker import EnvWorker, WorkerReport
 from rlightning.env.faults import FaultCounts, FaultKind, HangGuard, Replacements
-from rlightning.errors import RLightningError, WorkerDied, WorkerError
+from rlightning.errors import ConfigError, RLightningError, WorkerDied, WorkerError
 from rlightning.runtime import as_handle
 from rlightning.runtime.handle import WorkerHandle
 
@@ -14,6 +16,8 @@ logger = logging.getLogger(__name__)
 
 _CLOSE_S = 10.0
 """Seconds that an env at fault gets to close."""
+_BACK_OFF_S = 0.5
+"""Seconds to wait after an env that could not be built; twice as long each time after."""
 
 
 class Succession:
@@ -80,7 +84,9 @@ class Succession:
             step: Which step it is in, where that is known, for messages; 0 is the reset.
 
         Raises:
-            WorkerError: Its fault, if it was replaced as often as it may be.
+            WorkerError: Its fault, if it was replaced as often as it may be, or its first reset or step failed by a
+                mistake in its code.
+            ConfigError: If the env cannot be built any more as it is configured.
         """
         assert self._replacements is not None
         assert report.fault is not None
@@ -92,26 +98,52 @@ class Succession:
             told = f"{env_name}: {told}{where}"
         counts.kinds[report.fault] = counts.kinds.get(report.fault, 0) + 1
         left = self._replacements.max_restarts[env_id] - counts.restarts[env_id]
-        if left <= 0:
+        if left <= 0 or (report.is_code_error and not counts.restarts[env_id]):
             self._raise_last(env_id, report.fault, told)
-        counts.restarts[env_id] += 1
-        counts.generations[env_id] += 1
-        logger.warning(
-            "%s: %s; it is replaced, with episodes of generation %d and %d restarts left",
-            handle.name,
-            told,
-            counts.generations[env_id],
-            left - 1,
-        )
+        self._count(env_id, told)
         if answers:
             try:
                 handle.call(EnvWorker.close).result(_CLOSE_S)
             except RLightningError as failure:
                 logger.warning("%s could not be closed: %s", handle.name, failure)
         self.guard.forget(env_id)
-        worker = self._replacements.build(env_id, handle.target, counts.generations[env_id])
-        self._handles[env_id] = as_handle(worker, handle.name)
+        self._handles[env_id] = as_handle(self._build(env_id, env_name), handle.name)
         self._overdue.discard(env_id)
+
+    def _count(self, env_id: int, told: str) -> None:
+        """Count a restart and say why it is made."""
+        assert self._replacements is not None
+        counts = self.counts
+        counts.restarts[env_id] += 1
+        counts.generations[env_id] += 1
+        logger.warning(
+            "%s: %s; it is replaced, with episodes of generation %d and %d restarts left",
+            self._handles[env_id].name,
+            told,
+            counts.generations[env_id],
+            self._replacements.max_restarts[env_id] - counts.restarts[env_id],
+        )
+
+    def _build(self, env_id: int, env_name: str) -> Any:
+        """Build a successor; what fails for a moment, such as a port that is busy, gets the restarts that are left."""
+        assert self._replacements is not None
+        handle, counts, wait_s = self._handles[env_id], self.counts, _BACK_OFF_S
+        while True:
+            try:
+                return self._replacements.build(env_id, handle.target, counts.generations[env_id])
+            except Exception as failure:
+                is_anothers = isinstance(failure, WorkerDied) and failure.worker != handle.name
+                if is_anothers or isinstance(failure, ConfigError):
+                    raise
+                told = f"{env_name} cannot be built anew: {type(failure).__name__}: {failure}"
+                counts.kinds["raised"] = counts.kinds.get("raised", 0) + 1
+                if counts.restarts[env_id] >= self._replacements.max_restarts[env_id]:
+                    last = WorkerError(told, handle.name, "__init__")
+                    self._note_restarts(env_id, last)
+                    raise last from failure
+            time.sleep(wait_s)
+            wait_s *= 2
+            self._count(env_id, told)
 
     def _end_hanging(self, env_id: int) -> None:
         self._overdue.add(env_id)
@@ -119,7 +151,7 @@ class Succession:
 
     def _raise_last(self, env_id: int, fault: FaultKind, told: str) -> None:
         """Raise the fault of a worker that was replaced as often as it may be."""
-        handle, restarts = self._handles[env_id], self.counts.restarts[env_id]
+        handle = self._handles[env_id]
         try:
             if fault == "died":
                 raise self._died[env_id]
@@ -127,6 +159,11 @@ class Succession:
                 raise WorkerDied(told, handle.name)
             handle.call(EnvWorker.raise_fault).result(self._timeout_s)
         except WorkerError as last:
-            if restarts:
-                last.add_note(f"{handle.name} was replaced {restarts} times before (env.max_restarts)")
+            self._note_restarts(env_id, last)
             raise
+
+    def _note_restarts(self, env_id: int, last: WorkerError) -> None:
+        restarts = self.counts.restarts[env_id]
+        if restarts:
+            name = self._handles[env_id].name
+            last.add_note(f"{name} was replaced {restarts} times before (env.max_restarts)")

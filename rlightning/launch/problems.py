@@ -69,7 +69,7 @@ def short_trace(error: BaseException) -> str:
     foreign = [index for index, frame in enumerate(frames) if not frame.filename.startswith(_OURS)]
     if foreign:
         frames = frames[max(0, foreign[0] - 1) :]  # the call before tells what this package wanted of that code
-    elif isinstance(root, RLightningError):
+    elif isinstance(root, RLightningError) or hasattr(root, "__notes__"):
         frames = []
     lines = ["Traceback (most recent call last):\n", *traceback.format_list(frames[-_FRAMES:])] if frames else []
     if frames or outer:  # else it would be the message of the error alone, which is shown anyway

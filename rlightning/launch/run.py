@@ -16,7 +16,7 @@ from rich.markup import escape
 from rlightning.checkpoint import load_state
 from rlightning.config import Config
 from rlightning.engine.recorder import CheckpointFolder, FolderRecorder
-from rlightning.errors import CheckpointError, ConfigError
+from rlightning.errors import CheckpointError
 from rlightning.launch.assemble import assemble
 from rlightning.launch.context import RunContext, current_run
 from rlightning.launch.load import LoadedConfig, load_config
@@ -174,8 +174,11 @@ def launch(
         loaded = load_config(str(config_path), list(sys.argv[1:]) if overrides is None else list(overrides))
         with _new_folder(loaded) as run, _told(run, console), open_run(run):
             main_func(run.config)
-    except ConfigError as error:
-        print_problems(error)
+    except Exception as error:
+        found = config_error_in(error)
+        if found is None:
+            raise
+        print_problems(found)
         raise SystemExit(EXIT_BAD_CONFIG) from error
     except KeyboardInterrupt as error:
         raise SystemExit(EXIT_INTERRUPTED) from error

@@ -205,10 +205,19 @@ def _blame(error: RayError, future: RayFuture[Any]) -> WorkerError:
         origin.add_note(note)
         return origin.on_node(node)
     who, method = raised_by(origin, _NAMES.get(actor_id, future.worker), method)
-    blamed = WorkerError(f"{type(origin).__name__}: {origin}", who, method, node)
+    is_lost = isinstance(origin, RayError)  # it cannot be pickled, or not be made again of its arguments
+    told = _last_message(text) if is_lost else f"{type(origin).__name__}: {origin}"
+    blamed = WorkerError(told, who, method, node)
     blamed.add_note(note)
-    blamed.__cause__ = origin
+    blamed.__cause__ = None if is_lost else origin
     return blamed
+
+
+def _last_message(text: str) -> str:
+    """Give the last message of a traceback, as ``Class: message``."""
+    _, _, after = text.rpartition('\n  File "')
+    message = re.sub(r"^(?: {4}.*\n)*", "", after.partition("\n")[2])  # without the line of code and its marks
+    return re.sub(r"^(?:\w+\.)+(?=\w+(?::|$))", "", message.strip())
 
 
 def join(address: str, num_cpus: float, num_gpus: float) -> None:
@@ -463,13 +472,14 @@ def watch(actor: Any, process: tuple[str, int]) -> None:
         _PROCESSES[actor._actor_id.hex()] = seen
 
 
-def forget(actor: Any, *, see_end: bool = False) -> None:
-    """Let go of the process of an actor that was stopped.
+def end(actor: Any, *, see_end: bool = False) -> None:
+    """End the process of an actor; may be called twice.
 
     Args:
         actor: The actor.
         see_end: Wait for its end, and end it here if Ray does not; not where it lives on another machine.
     """
+    ray.kill(actor)
     process = _PROCESSES.pop(actor._actor_id.hex(), None)
     if process is not None:
         if see_end and not process.is_gone(_END_S):

@@ -6,9 +6,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
-from rlightning.errors import CallTimeout, PlacementError
+from rlightning.errors import CallTimeout, PlacementError, WorkerError
 from rlightning.runtime.exit_code import own_process
 from rlightning.runtime.future import gather
 from rlightning.runtime.generators import seed_global_generators
@@ -73,9 +73,42 @@ class WorkerSetup:
             log_to_file(self.log_dir / f"{name}.log", self.log_level)
 
 
-def _apply_setup(_worker: Any, setup: WorkerSetup, name: str) -> tuple[str, int]:
+_FAILURE = "_failure_of_constructor"
+
+
+def _surviving(cls: type[Any]) -> type[Any]:
+    """Make a class whose constructor keeps what it raised for ``_set_up``.
+
+    Ray would end the process, and the exception would be lost but for its text.
+    """
+
+    class Surviving(cls):  # type: ignore[misc]  # any class
+        def __init__(self, *args: Any) -> None:
+            try:
+                super().__init__(*args)
+            except Exception as error:
+                self.__dict__[_FAILURE] = error
+
+    Surviving.__name__, Surviving.__qualname__, Surviving.__module__ = cls.__name__, cls.__qualname__, cls.__module__
+    return Surviving
+
+
+def _set_up(worker: Any, setup: WorkerSetup, name: str) -> tuple[str, int]:
+    failure = vars(worker).get(_FAILURE)
+    if failure is not None:
+        raise failure
     setup.apply(name)
     return own_process()
+
+
+def _raise_as_here(error: WorkerError) -> NoReturn:
+    """Raise what a constructor elsewhere raised, as one of this process does."""
+    cause = error.__cause__
+    if cause is None:
+        raise error
+    for note in getattr(error, "__notes__", ()):
+        cause.add_note(note)
+    raise cause from cause.__cause__
 
 
 class Seats(Protocol):
@@ -134,14 +167,17 @@ class WorkerPool:
 
         Raises:
             PlacementError: If they do not fit the cluster or are not up in time.
-            WorkerError: If a constructor failed.
+            WorkerDied: If a process ended in a constructor. What a constructor raises comes as it is, wherever it runs.
         """
         self._setup.apply("driver")
         hosts = [spec for spec in specs if not spec.host]
         workers = self._start(hosts)
         by_name = {spec.name: as_handle(worker, spec.name) for spec, worker in zip(hosts, workers, strict=True)}
         guests = [start_guest(by_name[spec.host], spec.cls, spec.args, spec.name) for spec in specs if spec.host]
-        gather([built for _, built in guests], self._start_timeout_s)
+        try:
+            gather([built for _, built in guests], self._start_timeout_s)
+        except WorkerError as error:
+            _raise_as_here(error)
         started, housed = iter(workers), iter(guest for guest, _ in guests)
         return [next(housed) if spec.host else next(started) for spec in specs]
 
@@ -161,7 +197,7 @@ class WorkerPool:
             self._has_seats = True
         workers = [
             ray_backend.spawn(
-                spec.cls,
+                _surviving(spec.cls),
                 spec.args,
                 num_cpus=spec.num_cpus,
                 num_gpus=spec.num_gpus,
@@ -174,10 +210,14 @@ class WorkerPool:
         ]
         started = [(spec.name, worker) for spec, worker in zip(specs, workers, strict=True) if spec.remote]
         self._actors += [worker for _, worker in started]
-        ready = [as_handle(worker, name).run(_apply_setup, self._setup, name) for name, worker in started]
+        ready = [as_handle(worker, name).run(_set_up, self._setup, name, method="__init__") for name, worker in started]
         try:
             processes = gather(ready, self._start_timeout_s)
+        except WorkerError as error:
+            self._end([worker for _, worker in started])
+            _raise_as_here(error)
         except CallTimeout as error:
+            self._end([worker for _, worker in started])
             raise PlacementError(
                 f"{error}; the cluster may lack the CPUs or GPUs that were asked, or imports are slow: raise "
                 f"cluster.start_timeout_s or lower the numbers of workers"
@@ -197,28 +237,31 @@ class WorkerPool:
 
         Raises:
             PlacementError: If it is not up in time.
-            WorkerError: If its constructor failed.
+            WorkerDied: If its process ended in the constructor. What the constructor raises comes as it is; then this
+                may be called again.
         """
         if isinstance(worker, Guest):
-            gather([rebuild_guest(worker, spec.cls, spec.args)], self._start_timeout_s)
+            try:
+                gather([rebuild_guest(worker, spec.cls, spec.args)], self._start_timeout_s)
+            except WorkerError as error:
+                _raise_as_here(error)
             return worker
         if spec.remote:
-            from rlightning.runtime import ray_backend
-
-            as_handle(worker, spec.name).stop()
-            ray_backend.forget(worker, see_end=True)
-            self._actors = [actor for actor in self._actors if actor is not worker]
+            self._end([worker], see_end=True)
         return self._start([spec])[0]
+
+    def _end(self, workers: Sequence[Any], *, see_end: bool = False) -> None:
+        """End the processes of some workers."""
+        from rlightning.runtime import ray_backend
+
+        for worker in workers:
+            ray_backend.end(worker, see_end=see_end)
+        self._actors = [actor for actor in self._actors if not any(actor is worker for worker in workers)]
 
     def stop(self) -> None:
         """End every process that was started here; may be called twice."""
         if self._actors:
-            from rlightning.runtime import ray_backend
-
-            for actor in self._actors:
-                as_handle(actor).stop()
-                ray_backend.forget(actor)
-            self._actors.clear()
+            self._end(self._actors)
         if self._seats is not None and self._has_seats:
             self._seats.leave()
             self._has_seats = False

@@ -1,6 +1,7 @@
 """Which worker is at fault, which call takes too long, and which episodes come next."""
 
 import threading
+from dataclasses import replace
 
 import gymnasium as gym
 import numpy as np
@@ -105,6 +106,8 @@ class Fragile(BaseEnv):
         reward = next(self.rewards)
         if reward is None:
             raise OSError("the motor is off")
+        if isinstance(reward, str):
+            raise TypeError(reward)
         never = np.zeros(2, np.bool_)
         return EnvRet(np.zeros((2, 1), np.float32), np.array([0.0, reward], np.float32), never, never, never)
 
@@ -187,6 +190,47 @@ def test_an_env_that_is_another_one_when_it_is_built_anew_is_refused():
         stepped[1].result()
     with pytest.raises(ConfigError, match="fragile was built anew and has other spaces than before"):
         group.recover(caught.value)
+
+
+@pytest.mark.parametrize("failures", [2, 3])
+def test_an_env_that_cannot_be_built_for_a_moment_gets_the_restarts_that_are_left(monkeypatch, failures):
+    waits = []
+    monkeypatch.setattr("rlightning.env.succession.time.sleep", waits.append)
+    group, built = group_of(worker(None), max_restarts=3)
+    build = group._succession._replacements.build
+
+    def fail_at_first(env_id, old, generation):
+        if generation <= failures:
+            raise OSError("the port is busy")
+        return build(env_id, old, generation)
+
+    group._succession._replacements = replace(group._succession._replacements, build=fail_at_first)
+    group.reset()
+    (stepped,) = group.step(BatchedData((0,), [ACTION]))
+    with pytest.raises(WorkerError) as caught:
+        stepped[1].result()
+    if failures < 3:
+        assert group.recover(caught.value).replaced[0].result().is_reset.all()
+        assert built == [(0, 3)]
+    else:
+        with pytest.raises(WorkerError, match="cannot be built anew: OSError: the port is busy") as last:
+            group.recover(caught.value)
+        assert isinstance(last.value.__cause__, OSError)
+        assert last.value.__notes__ == ["env[3] was replaced 3 times before (env.max_restarts)"]
+    assert waits == [0.5, 1.0]
+    assert group.faults.restarts == [3]
+
+
+def test_a_mistake_in_the_code_of_an_env_is_not_tried_again():
+    group, built = group_of(worker("a text is no reward"))
+    group.reset()
+    (stepped,) = group.step(BatchedData((0,), [ACTION]))
+    with pytest.raises(WorkerError) as first:
+        stepped[1].result()
+    with pytest.raises(WorkerError) as caught:
+        group.recover(first.value)
+    assert caught.value is first.value
+    assert built == []
 
 
 def test_a_failure_of_somebody_else_is_raised_as_it_is():

@@ -10,7 +10,7 @@ from rlightning.errors import CallTimeout, WorkerDied, WorkerError
 from rlightning.runtime import WorkerHandle, as_handle, gather
 from rlightning.runtime.future import LocalFuture, resolve, wait
 from rlightning.runtime.spawn import WorkerPool, WorkerSpec
-from tests.runtime.workers import Worker
+from tests.runtime.workers import Locked, Unlike, Worker
 
 LONG = 60.0
 """Seconds that any answer here may take on a busy machine."""
@@ -112,6 +112,14 @@ def test_a_failure_says_who_did_what_and_carries_its_cause(handles):
     with pytest.raises(WorkerError, match="the motor is off"):
         future.result()
     assert future.done()
+
+
+@pytest.mark.parametrize("kind", [Unlike, Locked])
+def test_an_exception_that_cannot_be_pickled_keeps_its_text(handles, kind):
+    with pytest.raises(WorkerError) as caught:
+        handles.first.call(Worker.fail_by, kind).result(LONG)
+    assert caught.value.message == f"{kind.__name__}: the knee is at 3.0\nof at most 2.0"
+    assert (caught.value.worker, caught.value.method) == ("worker[0]", "fail_by")
 
 
 def pass_on(future, workers):

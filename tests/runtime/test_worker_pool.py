@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlightning.errors import PlacementError, WorkerError
+from rlightning.errors import ConfigError, PlacementError, Problem, WorkerError
 from rlightning.runtime import as_handle
 from rlightning.runtime.spawn import WorkerPool, WorkerSetup, WorkerSpec
 from tests.runtime.workers import Worker
@@ -38,9 +38,31 @@ def test_local_workers_are_objects_of_this_process_and_start_no_ray():
     assert done.stdout.strip() == "False"
 
 
-def test_a_constructor_that_fails_here_raises_what_it_raised():
-    with pytest.raises(ValueError, match="no such robot"):
-        WorkerPool().start([WorkerSpec(Worker, (True,), "worker[0]")])
+class Wrong:
+    """Cannot be built as it is configured."""
+
+    def __init__(self):
+        raise ConfigError(Problem("env.name", "there is no CartPol-v1", suggestion="CartPole-v1"))
+
+
+@pytest.mark.parametrize("remote", [False, pytest.param(True, marks=pytest.mark.ray)])
+def test_a_constructor_that_fails_raises_the_same_here_and_there(remote, request):
+    if remote:
+        request.getfixturevalue("ray_cluster")
+    pool = WorkerPool()
+    try:
+        for cls, args, kind, text in (
+            (Worker, (True,), ValueError, "no such robot"),
+            (Wrong, (), ConfigError, "env.name: there is no CartPol-v1; did you mean 'CartPole-v1'?"),
+        ):
+            with pytest.raises(kind) as caught:
+                pool.start([WorkerSpec(cls, args, "worker[0]", remote, num_cpus=0.01)])
+            assert type(caught.value) is kind
+            assert str(caught.value) == text
+            if remote:
+                assert "tests/runtime" in caught.value.__notes__[0]
+    finally:
+        pool.stop()
 
 
 def test_every_process_gets_the_same_number_of_torch_threads():
@@ -70,17 +92,6 @@ def test_local_and_remote_workers_start_together_in_order(ray_cluster):
     pool.stop()
     with pytest.raises(WorkerError):
         _call_until_it_fails(workers[1])
-
-
-@pytest.mark.ray
-def test_a_constructor_that_fails_there_is_told_with_its_reason(ray_cluster):
-    pool = WorkerPool()
-    try:
-        with pytest.raises(WorkerError, match="no such robot") as caught:
-            pool.start([WorkerSpec(Worker, (True,), "worker[0]", remote=True, num_cpus=0.01)])
-        assert caught.value.worker == "worker[0]"
-    finally:
-        pool.stop()
 
 
 @pytest.mark.ray

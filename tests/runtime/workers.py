@@ -7,6 +7,21 @@ import threading
 import time
 
 
+class Unlike(Exception):
+    """Is not made of its ``args``, so that pickle cannot make it again."""
+
+    def __init__(self, joint, angle):
+        super().__init__(f"the {joint} is at {angle}\nof at most 2.0")
+
+
+class Locked(Unlike):
+    """Cannot be pickled at all."""
+
+    def __init__(self, joint, angle):
+        super().__init__(joint, angle)
+        self.lock = threading.Lock()
+
+
 class Worker:
     """Does what it is told."""
 
@@ -23,6 +38,9 @@ class Worker:
 
     def fail(self, *values):
         raise KeyError("the motor is off")
+
+    def fail_by(self, kind):
+        raise kind("knee", 3.0)
 
     def pair(self, *values):
         return [list(values), "second"]
