@@ -26,7 +26,7 @@ from rlightning.simulators.mujoco.drawing import prepare_to_draw
 from rlightning.simulators.mujoco.gymnasium_state import model_digest
 from rlightning.simulators.mujoco.loading import quiet_loading
 from rlightning.simulators.vector import VectorRows
-from rlightning.simulators.wrapping import check_wrappers, wrap
+from rlightning.simulators.wrapping import check_wrappers, steps_inside, wrap
 from rlightning.types import EnvMeta, EnvRet, PolicyResponse
 
 _OWN_NAMESPACE = "rlightning/"
@@ -99,7 +99,7 @@ class GymnasiumEnv(BaseEnv):
         fps, dt = (env.metadata or {}).get("render_fps"), getattr(env.unwrapped, "dt", None)
         if not fps and isinstance(dt, int | float) and dt > 0:
             fps = 1.0 / dt
-        return float(fps) if fps else None
+        return float(fps) / steps_inside(env) if fps else None
 
     def _digest_models(self) -> list[str]:
         return [model_digest(env.unwrapped) for env in self._envs()]

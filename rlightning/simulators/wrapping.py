@@ -24,6 +24,18 @@ _UNFIT = {
 }
 """Wrappers of Gymnasium that change the interface, and why that does not fit."""
 
+_REPEATS = {"AtariPreprocessing": "frame_skip", "MaxAndSkipObservation": "_skip", "RepeatAction": "num_repeats"}
+"""Wrappers that make several steps of the env for one, and where they keep how many."""
+
+
+def steps_inside(env: gym.Env[Any, Any] | gym.vector.VectorEnv[Any, Any, Any]) -> int:
+    """Count the steps that the innermost env makes for one step of its wrappers."""
+    count = 1
+    while isinstance(env, gym.Wrapper):
+        count *= getattr(env, _REPEATS.get(type(env).__name__, ""), 1)
+        env = env.env
+    return count
+
 
 def wrap(env: gym.Env[Any, Any], config: EnvConfig) -> gym.Env[Any, Any]:
     """Put the wrappers of ``config`` around an env, the first one innermost.
