@@ -49,7 +49,7 @@ def check_class(cls: type[BasePolicy], base: Any) -> None:
         held = vars(owner)
         for name in reserved & held.keys():
             # Ray wraps all methods of an actor, inherited ones too.
-            if inspect.unwrap(held[name]) is not vars(base).get(name, _NOTHING):
+            if inspect.unwrap(held[name]) is not inspect.unwrap(vars(base).get(name, _NOTHING)):
                 raise _refusal(owner.__name__, [name])
     if "__init__" in vars(cls):
         cls.__init__ = _checked(cls.__init__, cls.__name__)  # type: ignore[method-assign]

@@ -1,5 +1,7 @@
 """What an author may take for something of the framework's, or forget, is told when the class is made or built."""
 
+import functools
+import inspect
 import warnings
 
 import numpy as np
@@ -61,6 +63,13 @@ def test_hooks_of_the_contract_and_names_of_ones_own_are_free():
 
     assert learner(Mine)._loss() == 0.0
     assert all(hasattr(BasePolicy, name) for name in HOOKS)
+
+
+def test_methods_of_the_framework_that_somebody_wraps_in_a_subclass_are_still_its_own():
+    # As Ray does for the class of an actor.
+    methods = inspect.getmembers(BasePolicy, inspect.isfunction)
+    wrapped = {name: functools.wraps(method)(lambda *args, **kwargs: None) for name, method in methods}
+    type("Actor", (Bare,), wrapped)
 
 
 class InConstructor(Bare):
