@@ -32,6 +32,7 @@ from rlightning.errors import (
     WeightSyncError,
     WorkerError,
 )
+from rlightning.functional.schedules import anneal
 from rlightning.observability.timer import Span, Timer
 from rlightning.policy.policy_group import PolicyGroup
 from rlightning.runtime import gather
@@ -302,9 +303,27 @@ class BaseEngine(ABC):
             if isinstance(error, WorkerError) and not isinstance(error.__cause__, CheckpointError):
                 raise
             raise CheckpointError(f"{checkpoint} does not fit this run: {error}") from error
+        self._tell_of_a_longer_schedule(policy["train"].get("options", {}))
         if lost := [f"env[{index}]" for index, state in enumerate(env) if state is None]:
             self.policy_group.envs_changed()
             logger.warning("the state of %s could not be stored: new episodes start there", ", ".join(lost))
+
+    def _tell_of_a_longer_schedule(self, before: Mapping[str, Any]) -> None:
+        """Log what another number of epochs does to a learning rate that falls over the run."""
+        train, schedule = self.config.train, self.config.policy.optim_cfg.schedule
+        epochs = before.get("max_epochs", train.max_epochs)
+        if epochs != train.max_epochs and schedule != "constant":
+            rates = [train.lr * anneal(schedule, self.epoch / total) for total in (epochs, train.max_epochs)]
+            logger.warning(
+                "train.max_epochs is %d and was %d: with policy.optim_cfg.schedule=%s the learning rate after epoch %d "
+                "is %.3g, where it would have been %.3g; train.lr=... sets the rate that the schedule starts from",
+                train.max_epochs,
+                epochs,
+                schedule,
+                self.epoch,
+                rates[1],
+                rates[0],
+            )
 
     def record_spans(self) -> None:
         """Have this engine and all workers write down, from now on, when they do what."""

@@ -99,19 +99,23 @@ def train(preset: _Preset, overrides: _Overrides = None, config_dir: _ConfigDir 
 
 
 @app.command()
-def resume(run: _Run) -> None:
+def resume(run: _Run, overrides: _Overrides = None) -> None:
     """Go on with a run from its newest whole checkpoint, in the same folder.
+
+    Changes are written into the folder: config.yaml is what runs from then on, and changes.jsonl says what was changed.
 
     For example:
 
         rlightning resume runs/ppo_cartpole-20250131-120000
+
+        rlightning resume runs/ppo_cartpole-20250131-120000 train.max_epochs=400 train.lr=1e-4
     """
     with _exit_codes():
         with _loading():
             from rlightning.launch.run import open_folder
             from rlightning.launch.run import resume as resume_training
 
-            folder = open_folder(run)
+            folder = open_folder(run, overrides or [], trains=True)
         resume_training(folder, _console())
         _show_curve(folder.metrics_path)
 
@@ -119,6 +123,7 @@ def resume(run: _Run) -> None:
 @app.command(name="eval")
 def evaluate(
     run: _Run,
+    overrides: _Overrides = None,
     episodes: Annotated[
         int | None, typer.Option(min=1, help="Whole episodes to run; default: evaluation.episodes.")
     ] = None,
@@ -143,6 +148,8 @@ def evaluate(
         rlightning eval runs/ppo_halfcheetah-20250131-120000 --episodes 20
 
         rlightning eval runs/ppo_halfcheetah-20250131-120000 --video cheetah.mp4
+
+        rlightning eval runs/ppo_halfcheetah-20250131-120000 env.env_kwargs.reset_noise_scale=0.2
     """
     with _exit_codes():
         if video is not None and video.suffix not in _VIDEO_ENDINGS:
@@ -150,7 +157,8 @@ def evaluate(
         with _loading():
             from rlightning.launch.evaluate import EvalRequest, evaluate_run
 
-        evaluate_run(EvalRequest(run, checkpoint, episodes, video, sampled, seed, fps), _console())
+        request = EvalRequest(run, checkpoint, episodes, video, sampled, seed, fps, tuple(overrides or ()))
+        evaluate_run(request, _console())
 
 
 @app.command()

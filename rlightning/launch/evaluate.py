@@ -14,7 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
-from rlightning.checkpoint import locate
+from rlightning.checkpoint import load_state, locate
 from rlightning.config import Config, EnvConfig
 from rlightning.device import available_gpus
 from rlightning.engine.base_engine import BaseEngine
@@ -22,7 +22,7 @@ from rlightning.engine.recorder import CheckpointFolder
 from rlightning.env.env_worker import EnvWorker, Episode
 from rlightning.errors import CheckpointError, MissingDependency, RLightningError
 from rlightning.launch.assemble import assemble
-from rlightning.launch.run import open_folder
+from rlightning.launch.run import keep_changes, open_folder
 from rlightning.observability.logs import log_to_console
 from rlightning.observability.run_folder import RunFolder
 from rlightning.registry import lookup
@@ -51,6 +51,7 @@ class EvalRequest:
         sampled: Sample actions.
         seed: Seed of the episodes; None means that of the configuration.
         fps: Steps per second of the video; None means real time.
+        overrides: Changes to the configuration of the run, ``key=value``.
     """
 
     run: Path
@@ -60,6 +61,7 @@ class EvalRequest:
     sampled: bool = False
     seed: int | None = None
     fps: float | None = None
+    overrides: tuple[str, ...] = ()
 
 
 def evaluate_run(request: EvalRequest, console: Console) -> None:
@@ -69,8 +71,9 @@ def evaluate_run(request: EvalRequest, console: Console) -> None:
         CheckpointError: If there is no such run or checkpoint.
         ConfigError: If the run's configuration cannot be loaded.
     """
-    run = open_folder(request.run)
+    run = open_folder(request.run, request.overrides)
     checkpoint = _find_checkpoint(run, request.checkpoint)
+    keep_changes(run, "eval", load_state(checkpoint, ["engine"])["engine"]["epoch"], console)
     config = _for_evaluation(run.config, request)
     log_to_console(config.log.level)
     if request.video is not None:

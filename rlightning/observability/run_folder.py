@@ -62,8 +62,7 @@ class RunFolder:
         parent = Path(config.train.save_dir).expanduser().absolute()
         try:
             run = cls(_make_unused(parent, name), config, preset)
-            header = f"# The resolved configuration of this run, made from {preset!r}.\n"
-            run.config_path.write_text(header + to_yaml(config), encoding="utf-8")
+            run._write_config()
             _write_json(run.path / "versions.json", _versions())
             _write_json(run.path / "seeds.json", {"seed": config.seed, "evaluation_seed": config.evaluation.seed})
             _write_json(run.path / _RUN, {"preset": preset})
@@ -96,6 +95,28 @@ class RunFolder:
             raise ConfigError(Problem("config", f"not readable: {told}", str(path))) from error
         return cls(path, config, preset)
 
+    def keep_changes(self, command: str, epoch: int, changes: Mapping[str, tuple[Any, Any]], *, in_force: bool) -> None:
+        """Append a line to ``changes.jsonl``: which command changed which options, and after which epoch.
+
+        Args:
+            command: "resume" or "eval".
+            epoch: Finished epochs.
+            changes: Dotted path -> value before and value now.
+            in_force: Whether ``config.yaml`` becomes the configuration with the changes.
+        """
+        line = {"time": time.strftime("%Y-%m-%dT%H:%M:%S"), "command": command, "epoch": epoch, "changes": changes}
+        with (self.path / "changes.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        if in_force:
+            self._write_config()
+
+    def _write_config(self) -> None:
+        """Write ``config.yaml`` at once or not at all."""
+        fresh = self.path / f".{_CONFIG}.new"
+        header = f"# The resolved configuration of this run, made from {self.preset!r}.\n"
+        fresh.write_text(header + to_yaml(self.config), encoding="utf-8")
+        fresh.replace(self.config_path)
+
     @property
     def name(self) -> str:
         """Name of the run."""
@@ -105,6 +126,11 @@ class RunFolder:
     def config_path(self) -> Path:
         """The resolved configuration."""
         return self.path / _CONFIG
+
+    @property
+    def lock_path(self) -> Path:
+        """A file that is never replaced, to be locked by the process at work in the folder."""
+        return self.path / _RUN
 
     @property
     def metrics_path(self) -> Path:

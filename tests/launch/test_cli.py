@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import re
 import signal
@@ -16,6 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 import rlightning
+from rlightning.checkpoint import load_state
 from rlightning.launch.cli import app
 from rlightning.launch.compose import PACKAGE_CONF
 from rlightning.observability.logs import stop_logging
@@ -303,14 +305,57 @@ def test_ctrl_c_leaves_a_checkpoint_from_which_the_run_goes_on(folder: Path) -> 
     assert [row["progress/epoch"] for row in read_metrics(metrics)] == list(range(1, epochs + 1))
 
 
+def test_what_is_changed_in_a_resumed_run_is_used_kept_and_told(folder: Path, caplog) -> None:
+    assert invoke("train", "tiny.yaml", "policy.optim_cfg.schedule=linear", "train.lr=0.002").exit_code == 0  # 2 epochs
+    run = folder / "runs" / "tiny"
+    done = invoke("resume", "runs/tiny", "train.max_epochs=4", "policy.optim_cfg.eps=1e-3")
+    assert done.exit_code == 0, done.output
+    assert "changed     train.max_epochs=4 (was 2)" in done.stdout
+    # After 2 of 2 epochs the rate would be 0, after 2 of 4 it is half of 0.002.
+    assert "the learning rate after epoch 2 is 0.001, where it would have been 0;" in caplog.text
+    kept = RunFolder.open(run).config
+    assert (kept.train.max_epochs, kept.policy.optim_cfg.eps) == (4, 1e-3)
+    group = load_state(run / "checkpoints" / "last")["policy"]["train"]["optimizers"]["optimizer"]["param_groups"][0]
+    assert group["eps"] == 1e-3
+    changes = [json.loads(line) for line in (run / "changes.jsonl").read_text().splitlines()]
+    assert [(one["command"], one["epoch"]) for one in changes] == [("resume", 2)]
+    assert changes[0]["changes"] == {"train.max_epochs": [2, 4], "policy.optim_cfg.eps": [1e-5, 1e-3]}
+
+    done = invoke("eval", "runs/tiny", "evaluation.episodes=3")
+    assert done.exit_code == 0, done.output
+    assert "episodes    3" in done.stdout
+    assert RunFolder.open(run).config == kept
+    assert json.loads((run / "changes.jsonl").read_text().splitlines()[-1])["command"] == "eval"
+
+
+@pytest.mark.parametrize(
+    ("command", "change", "message"),
+    [
+        ("resume", "env.num_envs=3", "env.0.num_envs"),
+        ("resume", "policy.model_cfg.hidden_sizes=[3]", "policy.model_cfg.hidden_sizes"),
+        ("eval", "policy.model_cfg.hidden_sizes=[3]", "policy.model_cfg.hidden_sizes"),
+        ("resume", "train.learning_rat=3", "train.learning_rat"),
+    ],
+)
+def test_what_a_run_was_made_with_cannot_change(folder: Path, command, change, message) -> None:
+    assert invoke("train", "tiny.yaml").exit_code == 0
+    config = (folder / "runs" / "tiny" / "config.yaml").read_text()
+    done = invoke(command, "runs/tiny", change)
+    assert done.exit_code == 2, done.output
+    assert message in done.output
+    assert (folder / "runs" / "tiny" / "config.yaml").read_text() == config
+
+
 def test_a_resumed_run_says_where_it_stands_and_what_it_could_not_take(folder: Path, caplog) -> None:
     assert invoke("train", "tiny.yaml").exit_code == 0  # 2 epochs, with a checkpoint of each
+    run = folder / "runs" / "tiny"
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     done = invoke("resume", "runs/tiny")
     assert done.exit_code == 0, done.output
     assert "tiny: 2 of 2 epochs are done, epoch-00000002" in done.stdout
-    assert "nothing is left to do; to train on, raise train.max_epochs in runs/tiny/config.yaml" in done.stdout
+    assert "nothing is left to do; to train on: rlightning resume runs/tiny train.max_epochs=..." in done.stdout
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
-    run = folder / "runs" / "tiny"
     (run / "config.yaml").write_text((run / "config.yaml").read_text().replace("max_epochs: 2", "max_epochs: 3"))
     (run / "checkpoints" / "epoch-00000002" / "policy.json").write_text("{}")
     done = invoke("resume", "runs/tiny")
@@ -334,9 +379,10 @@ def test_two_processes_never_record_in_one_folder(folder: Path) -> None:
     assert invoke("train", "tiny.yaml", "train.max_epochs=1").exit_code == 0
     run = RunFolder.open("runs/tiny")
     before = run.metrics_path.read_text()
-    with run.config_path.open("rb") as file:
+    with run.lock_path.open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # as the other process does
-        done = invoke("resume", "runs/tiny")
+        done = invoke("resume", "runs/tiny", "train.max_epochs=2")
+    assert RunFolder.open("runs/tiny").config == run.config
     assert done.exit_code == 1
     assert f"another process is at work in {run.path}" in " ".join(done.stderr.split())
     assert run.metrics_path.read_text() == before
