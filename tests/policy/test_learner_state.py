@@ -186,6 +186,20 @@ def test_what_no_module_holds_is_averaged_compared_and_carried_by_changes_of_rol
     group.convert_train_to_eval(1)
 
 
+@pytest.mark.parametrize("learners", [1, 2])
+def test_a_train_policy_that_joins_takes_what_no_module_holds_from_the_first(learners):
+    group = Crew("local").group(Entropic, learners, 1, seed=None)
+    group.init_comm_group()
+    group.init(TRAIN)
+    train(group, *[[2.0]] * learners)
+    expected = group.train_list[0].get_all()
+    group.push(Entropic(group.config, PolicyRole.TRAIN), PolicyRole.TRAIN)
+    assert [policy.get_all() for policy in group.train_list] == [expected] * (learners + 1)
+    group.pop(PolicyRole.TRAIN)
+    train(group, *[[2.0]] * learners)
+    assert len({str(policy.get_all()) for policy in group.train_list}) == 1
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_groups_that_are_formed_again_after_a_fault_begin_equal(crew, rank):
     group = crew.group(Entropic, actors=0)
