@@ -18,6 +18,7 @@ from rlightning.env.env_group import EnvGroup
 from rlightning.env.faults import Replacements
 from rlightning.launch.context import current_run
 from rlightning.launch.lodging import Lodging
+from rlightning.launch.place import require_devices
 from rlightning.launch.seats import seats_of
 from rlightning.launch.workers import env_kind, of_generation, plan_workers, shares_processes
 from rlightning.policy.group_weights import weight_carrier
@@ -163,6 +164,7 @@ def _stop_both(first: WorkerPool, second: WorkerPool) -> Callable[[], None]:
 @contextmanager
 def _pool(config: Config) -> Iterator[WorkerPool]:
     """Make a pool that ends its workers again if not all that is built on them comes to be."""
+    require_devices(config)
     cluster = config.cluster
     remote = [spec for spec in plan_workers(config).all() if spec.remote]
     pool = WorkerPool(

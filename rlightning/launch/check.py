@@ -26,7 +26,7 @@ from rlightning.launch.check_placement import (
     show_placement,
 )
 from rlightning.launch.load import LoadedConfig
-from rlightning.launch.place import plan_placement, with_shards
+from rlightning.launch.place import plan_placement, require_devices, with_shards
 from rlightning.launch.scale import Rates
 from rlightning.launch.workers import WorkerPlan, plan_workers, shares_processes
 from rlightning.observability.run_folder import to_yaml
@@ -88,7 +88,8 @@ def show_plan(loaded: LoadedConfig, console: Console, cluster_file: Path | None 
         cluster_file: A described cluster; None means this machine, where a Ray of the run's own would start.
 
     Raises:
-        ConfigError: If an env cannot be built as it is configured, or the cluster is not described as it should be.
+        ConfigError: If an env cannot be built as it is configured, a device that is asked for is not
+            there, or the cluster is not described as it should be.
         PlacementError: If the workers do not fit.
         UnsupportedSpace: If the policy cannot serve the env.
     """
@@ -96,6 +97,7 @@ def show_plan(loaded: LoadedConfig, console: Console, cluster_file: Path | None 
     config = loaded.config
     cluster = described[0] if described else machine_at_hand(config) if _starts_here(config) else None
     config = config if cluster is None else with_shards(config, cluster)
+    require_devices(config, described[0] if described else None)
     plan = plan_workers(config)
     meta = env_meta(plan)
     sizes = measure(config, meta)

@@ -210,18 +210,17 @@ def _for_evaluation(config: Config, request: EvalRequest) -> Config:
     evaluation = config.evaluation.model_copy(update={key: value for key, value in asked.items() if value is not None})
     here: dict[str, Any] = dict.fromkeys(("remote_env", "remote_eval", "remote_storage", "remote_train"), False)
     here |= dict.fromkeys(("eval_worker_num", "train_worker_num", "buffer_worker_num"), 1)
-    policy = config.policy
-    if not available_gpus():
-        policy = policy.model_copy(update={"train_num_gpus": 0.0, "eval_num_gpus": 0.0})
+    policy, gpus = config.policy, float(available_gpus())
+    at_most = {name: min(getattr(policy, name), gpus) for name in ("train_num_gpus", "eval_num_gpus")}
     one_each = {"num_workers": 1, "num_envs": 1}
     return config.model_copy(
         update={
             "engine": "eval",
             "evaluation": evaluation,
-            "policy": policy,
+            "policy": policy.model_copy(update=at_most),
             "cluster": config.cluster.model_copy(update=here),
             # Training envs are just asked for their spaces.
-            "env": [kind.model_copy(update=one_each) for kind in config.env],
+            "env": [kind.model_copy(update={**one_each, "num_gpus": min(kind.num_gpus, gpus)}) for kind in config.env],
         }
     )
 

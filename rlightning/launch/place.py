@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from rlightning.config import ClusterConfig, Config, NeedsConfig
+from rlightning.device import available_gpus
+from rlightning.errors import ConfigError, Problem
 from rlightning.launch.workers import plan_workers
 from rlightning.placement import Cluster, Plan, WorkerRequest, choose_strategy
 from rlightning.placement.pools import as_pools
-from rlightning.placement.request import shard_count
+from rlightning.placement.request import OPTIONS, shard_count
 
 
 def worker_requests(config: Config) -> list[WorkerRequest]:
@@ -22,6 +24,34 @@ def worker_requests(config: Config) -> list[WorkerRequest]:
                 WorkerRequest(role, int(number), spec.num_cpus, spec.num_gpus, needs.memory_gb, needs.resources)
             )
     return requests
+
+
+def require_devices(config: Config, cluster: Cluster | None = None) -> None:
+    """Compare the devices that workers of this process ask for with those that are there; they take turns on them.
+
+    Args:
+        config: The whole configuration.
+        cluster: A described cluster, on one of whose nodes this process would be; None means this machine.
+
+    Raises:
+        ConfigError: With each option that asks for more than there is.
+    """
+    asked = {}
+    for spec in plan_workers(config).all():
+        if spec.num_gpus and not spec.remote and not spec.host:
+            option = OPTIONS[spec.name.partition("[")[0]]["GPU"]
+            asked[option] = max(spec.num_gpus, asked.get(option, 0.0))
+    if not asked:
+        return
+    there = available_gpus() if cluster is None else max(len(node.gpus) for node in cluster.nodes)
+    where = "this machine has" if cluster is None else "no node of the cluster has more than"
+    problems = [
+        Problem(option, f"asks for {number:g} GPUs for a worker of this process, and {where} {there}")
+        for option, number in asked.items()
+        if number > there
+    ]
+    if problems:
+        raise ConfigError(problems)
 
 
 def plan_placement(config: Config, cluster: Cluster) -> Plan:

@@ -293,6 +293,10 @@ def _start(address: str, num_cpus: float, num_gpus: float) -> None:
     # A failure goes on to all calls that wanted the value; the first is raised here, and Ray would print the others.
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
     if address == "local":
+        if num_gpus:
+            from rlightning.device import available_gpus  # torch, which env workers do without
+
+            _require("GPU", num_gpus, float(available_gpus()), "this machine")
         _start_own(max(os.cpu_count() or 1, math.ceil(num_cpus)))
     else:
         try:
@@ -304,11 +308,15 @@ def _start(address: str, num_cpus: float, num_gpus: float) -> None:
             ) from error
     have = ray.cluster_resources()
     for kind, need in (("CPU", num_cpus), ("GPU", num_gpus)):
-        if need > have.get(kind, 0.0):
-            raise PlacementError(
-                f"the workers need {need:g} {kind}s and the cluster has {have.get(kind, 0.0):g}: lower the numbers of "
-                f"workers under cluster and env, or their num_{kind.lower()}s"
-            )
+        _require(kind, need, have.get(kind, 0.0), "the cluster")
+
+
+def _require(kind: str, need: float, have: float, where: str) -> None:
+    if need > have:
+        raise PlacementError(
+            f"the workers need {need:g} {kind}s and {where} has {have:g}: lower the numbers of workers under cluster "
+            f"and env, or their num_{kind.lower()}s"
+        )
 
 
 def _start_own(num_cpus: int) -> None:

@@ -8,7 +8,7 @@ import yaml
 from typer.testing import CliRunner
 
 from rlightning.config import Config
-from rlightning.errors import ConfigError
+from rlightning.errors import ConfigError, PlacementError
 from rlightning.launch.check_placement import (
     CONTEXT_GB,
     device_memory,
@@ -24,6 +24,7 @@ from rlightning.launch.load import load_config
 from rlightning.launch.picture import draw, fold, spans
 from rlightning.launch.place import placement_options, plan_placement, with_shards, worker_requests
 from rlightning.placement import Slot
+from rlightning.runtime import ray_backend
 from tests.placement.makers import nodes, plan, seats, workers
 
 REMOTE = {"remote_env": True, "remote_eval": True, "remote_train": True, "remote_storage": True}
@@ -172,6 +173,35 @@ def test_check_says_why_workers_do_not_fit_on_this_machine(folder):
     assert "64 GPUs are asked for (train 1 x 64)" in done.stderr
     assert "--cluster" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("command", ["check", "train"])
+def test_devices_of_this_machine_that_are_asked_for_are_there(folder, monkeypatch, command):
+    monkeypatch.setattr("rlightning.launch.place.available_gpus", lambda: 1)
+    options = ["ppo_cartpole", "policy.train_num_gpus=2", "policy.eval_num_gpus=4", "env.num_gpus=1"]
+    done = CliRunner().invoke(app, [command, *options], env={"COLUMNS": "120"})
+    assert done.exit_code == 2
+    for option, number in (("policy.train_num_gpus", 2), ("policy.eval_num_gpus", 4)):
+        asked = f"{option}: asks for {number} GPUs for a worker of this process, and this machine has 1"
+        assert asked in done.stderr
+    assert "env.num_gpus" not in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list((folder / "runs").glob("*"))
+
+
+def test_devices_of_local_workers_are_compared_with_a_described_cluster(folder):
+    write(folder, "nodes: [{count: 2, cpus: 8, gpus: 1}]\n")
+    assert check("ppo_cartpole", "policy.train_num_gpus=1", "--cluster", "nodes.yaml").exit_code == 0
+    done = check("ppo_cartpole", "policy.train_num_gpus=2", "--cluster", "nodes.yaml")
+    assert done.exit_code == 2
+    assert "no node of the cluster has more than 1" in done.stderr
+
+
+def test_devices_for_a_ray_of_its_own_are_counted_before_it_starts(monkeypatch):
+    monkeypatch.setattr("rlightning.device.available_gpus", lambda: 1)
+    monkeypatch.setattr(ray_backend, "_start_own", pytest.fail)
+    with pytest.raises(PlacementError, match="the workers need 2 GPUs and this machine has 1"):
+        ray_backend._start("local", 1.0, 2.0)
 
 
 def test_check_needs_a_description_of_a_running_cluster(folder):
