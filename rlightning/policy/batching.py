@@ -44,7 +44,7 @@ class _Request(EnvRet):
         try:
             return concat_rows(trees, self._device)
         except (KeyError, RuntimeError, TypeError, ValueError) as error:
-            if misfit := _first_misfit(field, trees, self._env_ids):
+            if misfit := _first_misfit(field, trees, self._env_ids or range(len(trees))):
                 raise ShapeError(misfit) from error
             raise
 
@@ -67,7 +67,7 @@ def join_requests(env_rets: Sequence[EnvRet], device: str, env_ids: Sequence[Any
         ShapeError: If results differ in keys, shape of a row or dtype; names env worker and field. A field that is not
             the observation is looked at when it is first read.
     """
-    return _Request(env_rets, device, env_ids or range(len(env_rets)))
+    return _Request(env_rets, device, env_ids)
 
 
 def _first_misfit(field: str, trees: Sequence[Tree], env_ids: Sequence[Any]) -> str:

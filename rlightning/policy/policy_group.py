@@ -304,7 +304,8 @@ class PolicyGroup:
         routes = self._routing.route(env_ids)
         if len(routes) == 1:
             handle = routes[0][0]
-            return BatchedData(batched_env_ret.env_ids, _ask(handle, items, self._up_to_date(handle, options), env_ids))
+            needed = self._up_to_date(handle, options) if self._weights.pending else options
+            return BatchedData(batched_env_ret.env_ids, _ask(handle, items, needed, env_ids))
         answers: list[Any] = [None] * len(items)
         for handle, places in routes:
             asked = [items[place] for place in places]
