@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 def prepare_to_draw(env: Any) -> None:
     """Let the camera follow the robot, and leave out shadows, reflections and smoothed edges.
 
-    Without a GPU those take ten times as long as all the rest of a picture.
+    A camera of the model that tracks a body is used, "track" first; without one, the free camera follows the root body
+    of a robot that can move away. A camera that the user chose stays. Without a GPU, what is left out would take ten
+    times as long as all the rest of a picture.
     """
     renderer = getattr(env, "mujoco_renderer", None)
     if renderer is None:
@@ -29,9 +31,40 @@ def prepare_to_draw(env: Any) -> None:
     viewer = renderer._get_viewer("rgb_array")
     for flag in (mujoco.mjtRndFlag.mjRND_SHADOW, mujoco.mjtRndFlag.mjRND_REFLECTION):
         viewer.scn.flags[flag] = 0
-    camera = mujoco.mj_name2id(env.model, mujoco.mjtObj.mjOBJ_CAMERA, "track")
-    if renderer.camera_id in (None, -1) and camera >= 0:
+    if renderer.camera_id not in (None, -1):
+        return
+    camera = find_tracking_camera(env.model)
+    if camera is not None:
         renderer.camera_id = camera
+        return
+    root = find_root(env.model)
+    if root is not None and "lookat" not in (renderer.default_cam_config or {}):
+        viewer.cam.type, viewer.cam.trackbodyid = mujoco.mjtCamera.mjCAMERA_TRACKING, root
+        # Any number would make it a free or a fixed camera again.
+        renderer.camera_id = None
+
+
+def find_tracking_camera(model: Any) -> int | None:
+    """Return the number of a camera that moves with a body, "track" before others; None without one."""
+    import mujoco
+
+    kinds = mujoco.mjtCamLight
+    moving = np.isin(model.cam_mode, (kinds.mjCAMLIGHT_TRACK, kinds.mjCAMLIGHT_TRACKCOM)) & (model.cam_bodyid > 0)
+    named = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, "track")
+    if named >= 0:
+        return int(named)
+    return int(np.flatnonzero(moving)[0]) if moving.any() else None
+
+
+def find_root(model: Any) -> int | None:
+    """Return the number of the first body with joints if these let it move away; None otherwise."""
+    import mujoco
+
+    if not model.njnt:
+        return None
+    root = int(model.jnt_bodyid[0])
+    kinds = model.jnt_type[model.jnt_bodyid == root]
+    return root if np.isin(kinds, (mujoco.mjtJoint.mjJNT_FREE, mujoco.mjtJoint.mjJNT_SLIDE)).any() else None
 
 
 class Picture:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 import os
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import gymnasium as gym
+import mujoco
 import numpy as np
 
 from rlightning.config import EnvConfig
@@ -18,9 +20,16 @@ from rlightning.registry import lookup
 from rlightning.simulators.mujoco.curriculum import Curriculum
 from rlightning.simulators.mujoco.drawing import Picture
 from rlightning.simulators.mujoco.loading import load_model
-from rlightning.simulators.mujoco.randomisation import Delay, Pushes, RandomModels
+from rlightning.simulators.mujoco.randomisation import Delay, Noise, Pushes, RandomModels
 from rlightning.simulators.mujoco.task import Task, TaskOptions, parse_options
-from rlightning.simulators.mujoco.worlds import Array, Streams, Worlds, seconds_per_step
+from rlightning.simulators.mujoco.worlds import (
+    Array,
+    Streams,
+    Variables,
+    Worlds,
+    holding_controls,
+    seconds_per_step,
+)
 from rlightning.types import EnvMeta, EnvRet, PolicyResponse
 
 logger = logging.getLogger(__name__)
@@ -56,13 +65,14 @@ class MujocoEnv(BaseEnv):
         reads = task_class.fields(options)
         self.worlds = Worlds(model, n, options.frame_skip, reads, _threads(options, config, model))
         self.task = task = task_class(options, model)
-        self._scale = _action_scale(model) if options.scale_actions else None
-        bounds = (-np.ones(model.nu), np.ones(model.nu)) if options.scale_actions else _control_bounds(model)
+        self._scale, bounds = _action_map(options, model, task)
         action_space = gym.spaces.Box(bounds[0].astype(np.float32), bounds[1].astype(np.float32), dtype=np.float32)
+        self.worlds.variables = Variables(task.variables(), n)
         self.worlds.start(range(n), *(np.repeat(part[None], n, 0) for part in (task.init_qpos, task.init_qvel)))
         landmark = task.landmark(self.worlds)
         self.worlds.velocity = None if landmark is None else np.zeros(np.shape(landmark))
-        size = _width(task.observe(self.worlds), n)
+        widths = _widths(task.observe(self.worlds), n)
+        size = sum(widths.values())
         limit = config.max_episode_steps or task_class.time_limit(config.name)
         observation_space = gym.spaces.Box(-np.inf, np.inf, (size,), np.float64)
         self.meta = EnvMeta(config.name, observation_space, action_space, n, limit)
@@ -72,6 +82,9 @@ class MujocoEnv(BaseEnv):
         self._generators = [np.random.default_rng() for _ in range(n)]
         self._variations = [np.random.default_rng() for _ in range(n)]
         self._build_variations(size)
+        noise = options.randomisation.observation_noise
+        self._noise = Noise(noise, self.worlds, widths) if noise else None
+        self._all_streams = self._streams(self._variations)
         self._picture: Picture | None = None
         self._failures = 0
 
@@ -92,6 +105,8 @@ class MujocoEnv(BaseEnv):
             if Delay.wanted(options.action_delay)
             else None
         )
+        if self._late_actions is not None and self.task.init_ctrl is None:
+            worlds.keep_neutral()
         self._late_observations = (
             Delay(options.observation_delay, worlds, observation_size, np.float64)
             if Delay.wanted(options.observation_delay)
@@ -107,6 +122,7 @@ class MujocoEnv(BaseEnv):
         if seed is not None:
             self._generators = [np.random.default_rng(each) for each in seed]
             self._variations = [np.random.default_rng([each, 1]) for each in seed]
+            self._all_streams = self._streams(self._variations)
         if self.purpose == "eval":
             self._curriculum = None
             self.worlds.level[:] = 1.0
@@ -124,6 +140,7 @@ class MujocoEnv(BaseEnv):
         if before is not None:
             worlds.velocity = (task.landmark(worlds) - before) / worlds.dt
         self._ages += 1
+        task.update(worlds, self._all_streams)
         worlds.terminated = terminated = task.terminated(worlds)
         _require_one_per_world("terminated", terminated, self._never.shape)
         if worlds.unstable:
@@ -146,7 +163,9 @@ class MujocoEnv(BaseEnv):
         if self._curriculum is not None:
             info["curriculum_level"] = worlds.level.copy()
             self._curriculum.step(ended, self._succeeded() if any_ended else ended)
-        observation, final = task.observe(worlds), None
+        if self._noise is not None:
+            self._noise.draw(slice(None), self._all_streams)
+        observation, final = self._observe(), None
         if self._late_observations is not None:
             observation = self._late_observations(observation)
         if any_ended:
@@ -196,11 +215,13 @@ class MujocoEnv(BaseEnv):
 
     def _begin(self, rows: list[int]) -> Array:
         """Start new episodes in some worlds; gives the observations of all."""
-        level = self.worlds.level[rows]
-        variations = Streams([self._variations[row] for row in rows], level)
+        variations = self._streams(self._variations, rows)
         for part in self._drawn:
             part.begin(rows, variations)
-        qpos, qvel = self.task.start(Streams([self._generators[row] for row in rows], level))
+        if self._noise is not None:
+            self._noise.draw(rows, variations)
+        self.worlds.variables.reset(rows)
+        qpos, qvel = self.task.start(self._streams(self._generators, rows))
         model = self.worlds.model
         for name, values, width in (("qpos", qpos, model.nq), ("qvel", qvel, model.nv)):
             if np.shape(values) != (len(rows), width):
@@ -210,13 +231,36 @@ class MujocoEnv(BaseEnv):
         for last in (self.worlds.action, self.worlds.previous_action, self.worlds.velocity):
             if last is not None:
                 last[rows] = 0.0
-        observation = self.task.observe(self.worlds)
+        observation = self._observe()
         if self._late_actions is not None:
-            self._late_actions.fill(rows, 0.0)
+            self._late_actions.fill(rows, self._neutral_actions(rows))
         if self._late_observations is not None:
             self._late_observations.fill(rows, observation[rows])
             observation = self._late_observations.due()
         return observation
+
+    def _observe(self) -> Array:
+        observed = self.task.observe(self.worlds)
+        observation = np.concatenate(list(observed.values()), axis=1) if isinstance(observed, dict) else observed
+        return observation if self._noise is None else observation + self._noise.values
+
+    def _streams(self, generators: list[np.random.Generator], rows: list[int] | None = None) -> Streams:
+        worlds = self.worlds
+        if rows is None:
+            return Streams(generators, worlds.level, range(worlds.num_envs), worlds.variables)
+        return Streams([generators[row] for row in rows], worlds.level[rows], rows, worlds.variables)
+
+    def _neutral_actions(self, rows: list[int]) -> Array:
+        """Return the actions that hold the start of some worlds, [K, nu]."""
+        held = self.task.init_ctrl
+        if held is None:
+            assert self.worlds.neutral is not None
+            held = self.worlds.neutral[rows]
+        if self._scale is None:
+            return held
+        offset, scale = self._scale
+        actions: Array = np.divide(held - offset, scale, out=np.zeros_like(held), where=scale != 0)
+        return actions
 
     def render(self) -> Array:
         if self._picture is None:
@@ -236,6 +280,7 @@ class MujocoEnv(BaseEnv):
             "read": {name: array.copy() for name, array in self.worlds.read.items()},
             "action": self.worlds.action.copy(),
             "ages": self._ages.copy(),
+            "variables": self.worlds.variables.get_state(),
             "generators": [rng.bit_generator.state for rng in self._generators],
             "variations": [rng.bit_generator.state for rng in self._variations],
             "drawn": [part.get_state() for part in self._drawn],
@@ -253,6 +298,8 @@ class MujocoEnv(BaseEnv):
                 array[:] = state["read"][name]
             self.worlds.action[:] = state["action"]
             self._ages[:] = state["ages"]
+            # States of 0.1.0 have none.
+            self.worlds.variables.set_state(state.get("variables", {}))
             for rngs, states in (
                 (self._generators, state["generators"]),
                 (self._variations, state["variations"]),
@@ -299,12 +346,15 @@ def _threads(options: TaskOptions, config: EnvConfig, model: Any) -> int:
     return max(1, min(share, int(work_s / _WORK_PER_THREAD_S)))
 
 
-def _width(observation: Any, num_envs: int) -> int:
-    """Check that a task observes one row per world; gives the numbers of a row."""
-    shape: tuple[int, ...] = np.shape(observation)
-    if len(shape) != 2 or shape[0] != num_envs:
-        raise ShapeError(f"observe gave shape {list(shape)}, [{num_envs}, D] expected: one row per world")
-    return shape[1]
+def _widths(observed: Any, num_envs: int) -> dict[str, int]:
+    """Check that a task observes one row per world; returns the numbers of a row by term."""
+    terms = observed if isinstance(observed, dict) else {"observation": observed}
+    for name, term in terms.items():
+        shape = np.shape(term)
+        if len(shape) != 2 or shape[0] != num_envs:
+            of = f" for {name}" if isinstance(observed, dict) else ""
+            raise ShapeError(f"observe gave shape {list(shape)}{of}, [{num_envs}, D] expected: one row per world")
+    return {name: np.shape(term)[1] for name, term in terms.items()}
 
 
 def _control_bounds(model: Any) -> tuple[Array, Array]:
@@ -314,6 +364,48 @@ def _control_bounds(model: Any) -> tuple[Array, Array]:
     free = (model.actuator_ctrllimited == 0) & (low == 0.0) & (high == 0.0)
     low[free], high[free] = -np.inf, np.inf
     return low, high
+
+
+def _action_map(
+    options: TaskOptions, model: Any, task: Task[Any]
+) -> tuple[tuple[Array, Array] | None, tuple[Array, Array]]:
+    """Return offset and scale of actions, [nu] each, or None where actions are controls; and the bounds of actions."""
+    if options.scale_actions:
+        return _action_scale(model), (-np.ones(model.nu), np.ones(model.nu))
+    if options.action_scale is None and options.action_offset is None:
+        return None, _control_bounds(model)
+    if options.action_offset == "start":
+        offset = task.init_ctrl
+        if offset is None:
+            data = mujoco.MjData(model)
+            data.qpos[:] = task.init_qpos
+            mujoco.mj_forward(model, data)
+            offset = holding_controls(model, data)
+    else:
+        offset = _by_control(model, options.action_offset or {}, 0.0, "action_offset")
+    scale = options.action_scale
+    if isinstance(scale, dict):
+        scales = _by_control(model, scale, 1.0, "action_scale")
+    else:
+        scales = np.full(model.nu, 1.0 if scale is None else scale)
+    unlimited = np.full(model.nu, np.inf)
+    return (offset, scales), (-unlimited, unlimited)
+
+
+def _by_control(model: Any, values: dict[str, float], default: float, option: str) -> Array:
+    names = [_control_name(model, i) for i in range(model.nu)]
+    unknown = [name for name in values if name not in names]
+    if unknown:
+        path = f"env.env_kwargs.{option}"
+        nearest = difflib.get_close_matches(unknown[0], names, n=1)
+        raise ConfigError(
+            Problem(
+                f"{path}.{unknown[0]}",
+                f"the model has no such actuator; it has {', '.join(names)}",
+                suggestion=f"{path}.{nearest[0]}" if nearest else "",
+            )
+        )
+    return np.array([values.get(name, default) for name in names])
 
 
 def _action_scale(model: Any) -> tuple[Array, Array]:

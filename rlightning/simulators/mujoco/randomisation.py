@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import difflib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import mujoco
@@ -70,9 +71,13 @@ class RandomisationOptions(Section):
     gain: Range = _UNCHANGED
     """Factor of the strength of all actuators: their gains and biases; of muscles, the forces."""
     action_delay: WholeRange = _AT_ONCE
-    """Whole actions by which the robot acts late; until the first arrives, it gets zeros."""
+    """Whole actions by which the robot acts late. Until the first arrives, it gets the controls of the keyframe that it
+    starts from, or else those that hold its position servos where they start, and 0 for other actuators."""
     observation_delay: WholeRange = _AT_ONCE
     """Whole actions by which observations are late; until then the start is observed."""
+    observation_noise: dict[str, float] = Field({})
+    """Largest noise of each term of the observation, by the names in ``Task.observe`` ("observation" where it returns
+    one array); drawn evenly for each number at each step."""
     push: PushOptions | None = None
     """Pushes."""
 
@@ -80,6 +85,9 @@ class RandomisationOptions(Section):
     def _check_ranges(self) -> RandomisationOptions:
         _check(self, mass=_SMALLEST_FACTOR, friction=_SMALLEST_FACTOR, gain=_SMALLEST_FACTOR)
         _check(self, action_delay=0, observation_delay=0)
+        for name, size in self.observation_noise.items():
+            if not 0 <= size < np.inf:
+                raise ValueError(f"observation_noise of {name} is to be finite and at least 0; got {size}")
         return self
 
 
@@ -221,6 +229,34 @@ class Pushes:
     def _intervals(self, streams: Streams) -> Array:
         low, high = self._options.interval
         return streams.each(lambda rng: rng.integers(low, high, endpoint=True))
+
+
+class Noise:
+    """Noise of observations, drawn evenly at each step from the generator of each world.
+
+    Attributes:
+        values: The noise of the moment, [N, D].
+    """
+
+    def __init__(self, sizes: Mapping[str, float], worlds: Worlds, widths: Mapping[str, int]) -> None:
+        for name in sizes:
+            if name not in widths:
+                nearest = difflib.get_close_matches(name, widths, n=1)
+                path = "env.env_kwargs.randomisation.observation_noise"
+                raise ConfigError(
+                    Problem(
+                        f"{path}.{name}",
+                        f"the task observes no such term; it observes {', '.join(widths)}",
+                        suggestion=f"{path}.{nearest[0]}" if nearest else "",
+                    )
+                )
+        self._size = np.concatenate([np.full(width, sizes.get(name, 0.0)) for name, width in widths.items()])
+        self.values = np.zeros((worlds.num_envs, len(self._size)))
+
+    def draw(self, rows: Any, streams: Streams) -> None:
+        """Draw new noise for some worlds."""
+        drawn = streams.uniform(-1.0, 1.0, len(self._size))
+        self.values[rows] = self._size * streams.level[:, None] * drawn
 
 
 class Delay:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import numpy as np
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from rlightning.config import FreeForm, Section
 from rlightning.errors import ConfigError, Problem
@@ -30,6 +30,16 @@ class TaskOptions(Section):
     scale_actions: bool = False
     """The policy acts in [-1, 1], which is mapped to the control range of each actuator; otherwise its actions are the
     controls."""
+    action_scale: float | dict[str, float] | None = None
+    """Change of a control per unit of action: of all, or by names of actuators, and 1 for those not named. With
+    it or an offset, a control is offset + scale * action, and actions have no bounds; MuJoCo cuts controls to their
+    range."""
+    action_offset: Literal["start"] | dict[str, float] | None = None
+    """Control at action 0, by names of actuators, and 0 for those that are not named. "start": that of the keyframe, or
+    else that holds position servos at ``init_qpos``."""
+    keyframe: str | None = None
+    """Keyframe of the model whose positions, velocities and controls are ``init_qpos``, ``init_qvel`` and ``init_ctrl``
+    of the task; null means the model as it is written."""
     threads: int | Literal["auto"] = Field("auto")
     """Native threads that step; 0 and 1 step in the worker's own thread. "auto" takes the cores that are left to each
     worker, and fewer where there is little to do. The numbers do not depend on it."""
@@ -62,6 +72,12 @@ class TaskOptions(Section):
             raise ValueError("must be at least 1")
         return value
 
+    @model_validator(mode="after")
+    def _maps_actions_once(self) -> TaskOptions:
+        if self.scale_actions and not (self.action_scale is None and self.action_offset is None):
+            raise ValueError("scale_actions maps actions to the range of controls: leave out action_scale and _offset")
+        return self
+
 
 OptionsT = TypeVar("OptionsT", bound=TaskOptions)
 
@@ -71,14 +87,18 @@ class Task(ABC, Generic[OptionsT]):
 
     A subclass names its options and fields to read, and says what the functions below say. An instance belongs to one
     env and may keep what it computes once in the constructor; the functions themselves must depend on nothing but the
-    worlds. They are called in this order: ``landmark``, (the step), ``landmark``, ``terminated``, ``rewards``,
-    ``describe``, ``observe``.
+    worlds. They are called in this order: ``landmark``, (the step), ``landmark``, ``update``, ``terminated``,
+    ``rewards``, ``describe``, ``observe``.
 
     Attributes:
         options: The options, validated.
         model: MuJoCo's model.
         dt: Seconds per action.
-        init_qpos, init_qvel: Positions and velocities of the model as it is written, [nq] and [nv].
+        init_qpos, init_qvel: Positions and velocities of the keyframe, or of the model as it is written, [nq] and [nv].
+        init_ctrl: Controls of the keyframe, [nu]; None without one, or where it has none.
+
+    Raises:
+        ConfigError: If the model has no such keyframe.
     """
 
     Options: ClassVar[type[TaskOptions]]
@@ -95,6 +115,12 @@ class Task(ABC, Generic[OptionsT]):
         self.dt = float(model.opt.timestep) * options.frame_skip
         self.init_qpos: Array = np.array(model.qpos0)
         self.init_qvel: Array = np.zeros(model.nv)
+        self.init_ctrl: Array | None = None
+        if options.keyframe is not None:
+            key = _find_keyframe(model, options.keyframe)
+            self.init_qpos, self.init_qvel = model.key_qpos[key].copy(), model.key_qvel[key].copy()
+            # MuJoCo stores zeros where a keyframe has no controls.
+            self.init_ctrl = model.key_ctrl[key].copy() if model.key_ctrl[key].any() else None
 
     @classmethod
     def fields(cls, options: Any) -> tuple[str, ...]:
@@ -106,9 +132,21 @@ class Task(ABC, Generic[OptionsT]):
         """Give the steps after which an episode is cut, unless the configuration says otherwise."""
         return cls.max_episode_steps
 
+    def variables(self) -> Mapping[str, Any]:
+        """Return what the task keeps per world and episode: the values of one world at a start, by name.
+
+        A value sets shape and dtype of ``worlds.variables[name]``, [N, ...]. Commands, targets, phases and times in
+        the air are such variables. They are set to these values at each start, before ``start`` may write others, and
+        are saved with the state.
+        """
+        return {}
+
+    def update(self, worlds: Worlds, streams: Streams) -> None:
+        """Update variables after a step; ``streams`` has all N worlds, with generators apart from those of starts."""
+
     @abstractmethod
-    def observe(self, worlds: Worlds) -> Array:
-        """Observe, [N, D] float64."""
+    def observe(self, worlds: Worlds) -> Array | dict[str, Array]:
+        """Observe, [N, D] float64; or terms by name, [N, D] each, which are joined in their order."""
 
     @abstractmethod
     def rewards(self, worlds: Worlds) -> dict[str, Array]:
@@ -120,7 +158,10 @@ class Task(ABC, Generic[OptionsT]):
 
     @abstractmethod
     def start(self, streams: Streams) -> tuple[Array, Array]:
-        """Draw positions and velocities to start from, [K, nq] and [K, nv], for K worlds."""
+        """Draw positions and velocities to start from, [K, nq] and [K, nv], for K worlds.
+
+        Variables of those worlds are written by ``streams.variables[name][streams.rows] = ...``, [K, ...].
+        """
 
     def landmark(self, worlds: Worlds) -> Array | None:
         """Give the point, [N, ...], whose velocity during a step the task wants (``Worlds.velocity``)."""
@@ -137,6 +178,19 @@ class Task(ABC, Generic[OptionsT]):
     def camera(self) -> Mapping[str, Any] | None:
         """Give the attributes of MuJoCo's free camera to draw with; None leaves them."""
         return None
+
+
+def _find_keyframe(model: Any, name: str) -> int:
+    names = [model.key(i).name for i in range(model.nkey)]
+    if name in names:
+        return names.index(name)
+    raise ConfigError(
+        Problem(
+            "env.env_kwargs.keyframe",
+            f"the model has no keyframe {name!r}; it has {', '.join(names) or 'none'}",
+            suggestion=next(iter(difflib.get_close_matches(name, names, n=1)), ""),
+        )
+    )
 
 
 def parse_options(options: type[TaskOptions], kwargs: Mapping[str, Any]) -> TaskOptions:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+import difflib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import mujoco
 import numpy as np
 
-from rlightning.errors import ConfigError, Problem
+from rlightning.errors import ConfigError, Problem, ShapeError
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -40,6 +41,50 @@ _RESETS = slice(int(mujoco.mjtWarning.mjWARN_BADQPOS), int(mujoco.mjtWarning.mjW
 """Warnings (of positions, velocities, accelerations) with which MuJoCo sets a world back to the start of the model."""
 
 
+class Variables(dict[str, Array]):
+    """Variables of N worlds by name, [N, ...] each. An assignment writes into the array that is there.
+
+    Args:
+        initial: What a world has when an episode starts, by name; sets shape and dtype.
+        num_envs: N.
+    """
+
+    def __init__(self, initial: Mapping[str, Any], num_envs: int) -> None:
+        self._initial = {name: np.asarray(value) for name, value in initial.items()}
+        super().__init__({name: np.repeat(value[None], num_envs, axis=0) for name, value in self._initial.items()})
+
+    def __missing__(self, name: str) -> Array:
+        nearest = difflib.get_close_matches(name, self, n=1)
+        meant = f"did you mean {nearest[0]!r}" if nearest else f"it declares {', '.join(self) or 'none'}"
+        raise KeyError(f"the task declares no variable {name!r}; {meant}")
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        array = self[name]
+        if np.shape(value) != array.shape:
+            raise ShapeError(f"variable {name!r} got shape {list(np.shape(value))}, {list(array.shape)} expected")
+        array[...] = value
+
+    def reset(self, rows: Sequence[int]) -> None:
+        """Set some worlds to the initial values."""
+        for name, value in self._initial.items():
+            self[name][rows] = value
+
+    def get_state(self) -> dict[str, Array]:
+        """Return copies of all variables."""
+        return {name: array.copy() for name, array in self.items()}
+
+    def set_state(self, state: Mapping[str, Array]) -> None:
+        """Continue with the variables of a state.
+
+        Raises:
+            ValueError: If the state has other variables.
+        """
+        if set(state) != set(self):
+            raise ValueError(f"it has the variables {sorted(state)}, and the task declares {sorted(self)}")
+        for name, array in state.items():
+            self[name] = array
+
+
 class Worlds:
     """N worlds of one model.
 
@@ -64,6 +109,9 @@ class Worlds:
         command: The same in the units of the controls, [N, nu], neither late nor cut to a range.
         previous_action: What it chose before that; 0 at a start, too.
         velocity: Velocity of the task's landmark during the last step, [N, ...], 0 at a start; None where it has none.
+        variables: What the task keeps per world and episode (``Task.variables``), by name, [N, ...].
+        neutral: Controls that held position servos where they were at the start of the episode, [N, nu]; 0 for other
+            actuators. None unless ``keep_neutral`` was called.
         terminated: Whether the last step led to a terminal state, [N] bool.
         level: Level of the curriculum, [N] in 0 to 1; 1 where there is none.
         unstable: Worlds whose simulation failed in the last step: MuJoCo found a number that is not finite or huge, and
@@ -75,6 +123,7 @@ class Worlds:
     """
 
     velocity: Any = None
+    neutral: Array | None = None
 
     def __init__(self, model: Any, num_envs: int, substeps: int, reads: Sequence[str] = (), threads: int = 1) -> None:
         _refuse_hidden_state(model)
@@ -112,6 +161,7 @@ class Worlds:
         self.previous_action: Array = np.zeros_like(self.action)
         self.terminated = np.zeros(num_envs, np.bool_)
         self.level = np.ones(num_envs)
+        self.variables = Variables({}, num_envs)
 
     @property
     def threads(self) -> int:
@@ -171,8 +221,14 @@ class Worlds:
             for compute in self._derive_at_start:
                 compute(model, data)
             mujoco.mj_getState(model, data, self._rows[row], _STATE)
+            if self.neutral is not None:
+                self.neutral[row] = holding_controls(model, data)
             for target, source in self._copies[0]:
                 target[row] = source
+
+    def keep_neutral(self) -> None:
+        """Compute ``neutral`` at each start from now on."""
+        self.neutral = np.zeros((self.num_envs, self.model.nu))
 
     def vary(self, names: Sequence[str]) -> None:
         """Let worlds differ in some fields of the model: ``own`` then has them, [N, ...], with the nominal values."""
@@ -229,10 +285,20 @@ class Streams:
     Attributes:
         generators: K generators.
         level: Level of the curriculum in each of the worlds, [K].
+        rows: Numbers of the worlds, [K].
+        variables: Variables of all N worlds, [N, ...]; those of the K worlds are ``variables[name][rows]``.
     """
 
-    def __init__(self, generators: Sequence[np.random.Generator], level: Array) -> None:
+    def __init__(
+        self,
+        generators: Sequence[np.random.Generator],
+        level: Array,
+        rows: Sequence[int] = (),
+        variables: Variables | None = None,
+    ) -> None:
         self.generators, self.level = generators, level
+        self.rows = np.asarray(rows, np.int64)
+        self.variables = Variables({}, 0) if variables is None else variables
 
     def uniform(self, low: Any, high: Any, size: int) -> Array:
         """Draw evenly from ``low`` to ``high``, [K, size]."""
@@ -245,6 +311,25 @@ class Streams:
     def each(self, draw: Callable[[np.random.Generator], Any]) -> Array:
         """Call ``draw`` with each generator; stacks what it gives, [K, ...]."""
         return np.array([draw(generator) for generator in self.generators])
+
+
+def holding_controls(model: Any, data: Any) -> Array:
+    """Return the controls with which position servos hold the position of ``data`` without gravity, [nu].
+
+    The force of such an actuator is gain * control + bias[0] + bias[1] * length at rest. Controls of others are 0.
+    """
+    dynamics = mujoco.mjtDyn
+    holds = np.isin(model.actuator_dyntype, (dynamics.mjDYN_NONE, dynamics.mjDYN_FILTER, dynamics.mjDYN_FILTEREXACT))
+    holds &= model.actuator_gaintype == int(mujoco.mjtGain.mjGAIN_FIXED)
+    holds &= model.actuator_biastype == int(mujoco.mjtBias.mjBIAS_AFFINE)
+    holds &= model.actuator_gainprm[:, 0] != 0.0
+    each = np.arange(len(holds))
+    # From MuJoCo 4 on, an actuator may have several controls and outputs.
+    controls_at, lengths_at = (getattr(model, name, each)[holds] for name in ("actuator_ctrladr", "actuator_outadr"))
+    gain, bias = model.actuator_gainprm[holds, 0], model.actuator_biasprm[holds]
+    controls = np.zeros(model.nu)
+    controls[controls_at] = -(bias[:, 0] + bias[:, 1] * data.actuator_length[lengths_at]) / gain
+    return controls
 
 
 def seconds_per_step(model: Any, substeps: int) -> float:
