@@ -8,7 +8,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from rlightning.distributed.groups import SOLO, Group, ParallelMode
-from rlightning.distributed.rendezvous import Rendezvous
+from rlightning.distributed.rendezvous import LOOPBACK, Rendezvous, own_address
 from rlightning.errors import ProtocolError
 
 
@@ -18,9 +18,11 @@ class Communicator:
     Attributes:
         rank: Among all members; 0 before ``enter``.
         size: Number of members; 1 before ``enter``.
+        is_on_one_node: Whether all members are on the node of this one, so that nobody else need reach it.
     """
 
     def __init__(self) -> None:
+        self.is_on_one_node = False
         self.rank, self.size = 0, 1
         self._rendezvous: Rendezvous | None = None
         self._offered: Rendezvous | None = None
@@ -30,7 +32,7 @@ class Communicator:
 
     def offer(self) -> tuple[str, int]:
         """Listen for the others, who are told the address and port; called on the rank that becomes 0."""
-        self._offered = Rendezvous.host()
+        self._offered = Rendezvous.host(address=LOOPBACK if self.is_on_one_node else own_address())
         return self._offered.address, self._offered.port
 
     def enter(
@@ -64,7 +66,7 @@ class Communicator:
         if offered is not None and offered.port == port:
             self._rendezvous = offered
         elif rank == 0:
-            self._rendezvous = Rendezvous.host(port, timeout_s=timeout_s)
+            self._rendezvous = Rendezvous.host(port, address, timeout_s=timeout_s)
         else:
             self._rendezvous = Rendezvous.join(address, port, rank=rank, timeout_s=timeout_s)
         self.form(range(size), ParallelMode.GLOBAL, backend)

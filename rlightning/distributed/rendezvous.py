@@ -9,6 +9,10 @@ from torch.distributed import DistError, PrefixStore, Store, TCPStore  # type: i
 
 from rlightning.errors import CallTimeout, PeerLost
 
+LOOPBACK = "127.0.0.1"
+"""The address of this machine that no other one reaches."""
+_WAITING = 2048
+"""Ranks that may knock at once."""
 _ELSEWHERE = ("192.0.2.1", 9)
 """An address that belongs to nobody (RFC 5737): nothing is sent to it, the system is only asked for the way there."""
 
@@ -29,22 +33,27 @@ class Rendezvous:
         self.address, self.port = address, port
 
     @classmethod
-    def host(cls, port: int = 0, *, timeout_s: float = 300.0) -> Rendezvous:
-        """Listen.
+    def host(cls, port: int = 0, address: str = LOOPBACK, *, timeout_s: float = 300.0) -> Rendezvous:
+        """Listen on one address, and on no other one of this machine.
 
         Args:
             port: 0 lets the system choose, which cannot fail.
+            address: Where the others reach this machine; the loopback address where all ranks are on it.
             timeout_s: Seconds that a rank waits in the store for another one.
 
         Raises:
-            PeerLost: If the port is taken.
+            PeerLost: If the port is taken, or the address is not one of this machine.
         """
-        timeout = timedelta(seconds=timeout_s)
         try:
-            store = TCPStore("127.0.0.1", port, None, True, timeout, wait_for_workers=False)
-        except (DistError, RuntimeError) as error:
-            raise PeerLost(f"rank 0 cannot listen on port {port}: {error}; port 0 lets the system choose") from error
-        return cls(store, address_towards(*_ELSEWHERE), store.port)
+            listener = socket.create_server((address, port), backlog=_WAITING)
+        except OSError as error:
+            raise PeerLost(
+                f"rank 0 cannot listen on {address}:{port}: {error}; port 0 lets the system choose"
+            ) from error
+        port = listener.getsockname()[1]
+        # The store owns the socket from here on. By itself it would listen on all addresses of the machine.
+        fd, timeout = listener.detach(), timedelta(seconds=timeout_s)
+        return cls(TCPStore(address, port, None, True, timeout, False, master_listen_fd=fd), address, port)
 
     @classmethod
     def join(cls, address: str, port: int, *, rank: int, timeout_s: float = 300.0) -> Rendezvous:
@@ -66,11 +75,16 @@ class Rendezvous:
         return PrefixStore(name, self._store)
 
 
+def own_address() -> str:
+    """Return the address by which other machines reach this one; the loopback address where there are none."""
+    return address_towards(*_ELSEWHERE)
+
+
 def address_towards(address: str, port: int) -> str:
     """Give the address of this node on the way to another one; the loopback address where there is no way."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((address, port))
         except OSError:
-            return "127.0.0.1"
+            return LOOPBACK
         return str(probe.getsockname()[0])

@@ -36,7 +36,7 @@ def require_devices(config: Config, cluster: Cluster | None = None) -> None:
     Raises:
         ConfigError: With each option that asks for more than there is.
     """
-    asked = {}
+    asked: dict[str, float] = {}
     for spec in plan_workers(config).all():
         if spec.num_gpus and not spec.remote and not spec.host:
             option = OPTIONS[spec.name.partition("[")[0]]["GPU"]

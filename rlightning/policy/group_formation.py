@@ -49,7 +49,7 @@ class GroupFormation:
         ]
         plan = plan_groups(seats, _by_place(transfers, handles), backend)
         by_rank = [handles[seat.member.key] for seat in plan.seats]
-        address, port = by_rank[0].call(BasePolicy._get_addr_and_port).result(members.timeout_s)
+        address, port = by_rank[0].run(_listen, len(set(nodes)) == 1).result(members.timeout_s)
         self.generation += 1
         # Some leave their old groups even if others fail to come: nobody is to go on alone then.
         self.is_outdated = True
@@ -96,6 +96,13 @@ class GroupFormation:
             for handle in self._members.everybody():
                 self.dismiss(handle)
             self.generation = 0
+
+
+def _listen(policy: BasePolicy, is_on_one_node: bool) -> tuple[str, int]:
+    """Have the policy of rank 0 listen; overrides of ``_get_addr_and_port`` have no further parameter."""
+    if isinstance(policy, BasePolicy):
+        policy._communicator.is_on_one_node = is_on_one_node
+    return policy._get_addr_and_port()
 
 
 def _by_place(transfers: Iterable[Transfer], handles: Sequence[WorkerHandle]) -> list[tuple[int, list[int]]]:

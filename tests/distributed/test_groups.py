@@ -2,11 +2,14 @@
 
 import socket
 import threading
+from pathlib import Path
 
 import pytest
 import torch
 
 from rlightning.distributed import SOLO, Group, ParallelMode, Rendezvous, open_group
+from rlightning.distributed.communicator import Communicator
+from rlightning.distributed.rendezvous import own_address
 from rlightning.errors import CallTimeout, ConfigError, PeerLost, ProtocolError
 from tests.distributed.ranks import DATA_PARALLEL, form, in_group, on_ranks
 
@@ -109,6 +112,25 @@ def test_a_group_that_nobody_else_joins_is_a_timeout():
         Group.form(Rendezvous.host(timeout_s=0.5), ParallelMode.INTRA_NODE, (0, 1), 0, timeout_s=0.5)
 
 
+def test_a_rendezvous_listens_on_one_address_only():
+    meeting = Rendezvous.host()
+    listening = [
+        line.split()[1].partition(":")[0]
+        for name in ("tcp", "tcp6")
+        for line in Path("/proc/net", name).read_text().splitlines()[1:]
+        if line.split()[3] == "0A" and line.split()[1].endswith(f":{meeting.port:04X}")
+    ]
+    assert listening == ["0100007F"]
+    assert meeting.address == "127.0.0.1"
+
+
+@pytest.mark.parametrize(("is_on_one_node", "address"), [(True, "127.0.0.1"), (False, own_address())])
+def test_rank_0_is_reached_from_elsewhere_only_where_ranks_are_elsewhere(is_on_one_node, address):
+    communicator = Communicator()
+    communicator.is_on_one_node = is_on_one_node
+    assert communicator.offer()[0] == address
+
+
 def test_a_rendezvous_that_nobody_holds_is_a_timeout():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # but does not listen
@@ -187,7 +209,7 @@ def test_8_groups_start_at_once_while_the_customary_port_is_taken():
 
 def test_a_taken_port_that_was_asked_for_is_an_error():
     taken = Rendezvous.host()
-    with pytest.raises(PeerLost, match=f"cannot listen on port {taken.port}"):
+    with pytest.raises(PeerLost, match=f"cannot listen on 127.0.0.1:{taken.port}"):
         Rendezvous.host(taken.port)
 
 
