@@ -113,6 +113,16 @@ def test_a_robot_of_ones_own_learns_to_walk(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_robot_with_commands_of_its_own_is_trained_and_found_again(tmp_path):
+    short = ["env.num_envs=8", "train.batch_size=128", "train.max_epochs=2", "evaluation.episodes=2", "log.name=follow"]
+    finish([EXAMPLES / "commanded_robot.py", *SMALL[2:], *short], tmp_path)
+    rows = read_metrics(tmp_path / "follow" / "metrics.jsonl")
+    assert all(0 < row["env/reward_speed"] <= 1 for row in rows)
+    output = finish(["-m", "rlightning.launch.cli", "eval", "follow", "--episodes", "3"], tmp_path)
+    assert "episodes    3" in output
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(2500)
 def test_cart_pole_is_learned_by_its_preset(tmp_path):
     def best_of_100_episodes(rows):
