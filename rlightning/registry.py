@@ -40,6 +40,8 @@ _ENTRIES: dict[Kind, dict[str, Any]] = {
         for name in task_names
     },
 }
+listed: set[str] = set()
+"""Names of the modules that the user lists under ``imports:``; functions of these may build envs."""
 _OPTION: dict[Kind, str] = {
     "policy": "policy.type",
     "simulator": "env.backend",

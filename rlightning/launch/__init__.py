@@ -52,6 +52,10 @@ class _Room(ModuleType):
     Python binds an imported room to its name in the package, so that ``from rlightning import launch`` gives the room.
     """
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Python binds the module of a function's name likewise when it is imported.
+        super().__setattr__(name, getattr(value, name) if name in _PUBLIC and isinstance(value, ModuleType) else value)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.__getattr__("launch")(*args, **kwargs)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,9 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import hydra
 import yaml
-from hydra.core.global_hydra import GlobalHydra
+from hydra import version
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.hydra import Hydra
+from hydra._internal.utils import create_config_search_path
 from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
 from omegaconf import OmegaConf
@@ -26,6 +29,8 @@ PACKAGE_CONF = Path(__file__).parents[1] / "conf"
 """The presets and groups that ship with the package."""
 
 _HYDRA_VERSION_BASE = "1.3"
+_LOCK = threading.Lock()
+"""Hydra's version, its job and Python's filters of warnings belong to the process: threads compose one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,15 +143,18 @@ def compose(name: str, folders: Sequence[Path], choices: Sequence[GroupChoice]) 
     assert primary is not None
     parse_yaml(primary)
     try:
-        with _hydra(folders[0]):
-            base = [f"hydra.searchpath=[{','.join(_quoted(f'file://{folder}') for folder in folders[1:])}]"]
-            known = set(_defaults(name, base).overrides.known_choices) if choices else set()
-            overrides = [*base, *(_as_override(choice, known) for choice in choices)]
-            files = [(entry.config_path, entry.package or "") for entry in _defaults(name, overrides).defaults]
-            tree = OmegaConf.to_container(hydra.compose(name, overrides), resolve=False)
+        with _hydra(folders) as loaded:
+            known = set(_defaults(loaded, name, []).overrides.known_choices) if choices else set()
+            overrides = [_as_override(choice, known) for choice in choices]
+            files = [(entry.config_path, entry.package or "") for entry in _defaults(loaded, name, overrides).defaults]
+            composed = loaded.compose_config(
+                name, overrides, RunMode.RUN, with_log_configuration=False, from_shell=False
+            )
+        tree = OmegaConf.to_container(composed, resolve=False)
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
         raise ConfigError(_explain(error, primary, folders)) from error
     assert isinstance(tree, dict)
+    tree.pop("hydra", None)
     sources = Sources()
     for config_path, package in files:
         file = _find(config_path, folders) if config_path else None
@@ -156,24 +164,24 @@ def compose(name: str, folders: Sequence[Path], choices: Sequence[GroupChoice]) 
 
 
 @contextmanager
-def _hydra(folder: Path) -> Iterator[None]:
-    # A program may have Hydra in use itself; it finds it as it was.
-    state = GlobalHydra.instance()
-    outer, state.hydra = state.hydra, None
-    try:
-        with (
-            warnings.catch_warnings(),
-            hydra.initialize_config_dir(str(folder), job_name="rlightning", version_base=_HYDRA_VERSION_BASE),
-        ):
-            # A file without _self_ wins over its defaults, as one expects; Hydra warns those who knew it otherwise.
-            warnings.filterwarnings("ignore", message=".*Defaults list is missing `_self_`")
-            yield
-    finally:
-        GlobalHydra.instance().hydra = outer
+def _hydra(folders: Sequence[Path]) -> Iterator[Hydra]:
+    """Make a Hydra that finds files, the primary one among them, in all folders; that of the program stays as it is."""
+    with _LOCK, warnings.catch_warnings():
+        # A file without _self_ wins over its defaults, as one expects; Hydra warns those who knew it otherwise.
+        warnings.filterwarnings("ignore", message=".*Defaults list is missing `_self_`")
+        before = version.VersionBase.instance().version_base
+        version.setbase(_HYDRA_VERSION_BASE)
+        search_path = create_config_search_path(None)
+        for folder in reversed(folders):
+            search_path.prepend("main", f"file://{folder}")
+        try:
+            yield Hydra("rlightning", ConfigLoaderImpl(search_path))
+        finally:
+            version.VersionBase.instance().version_base = before
 
 
-def _defaults(name: str, overrides: list[str]) -> Any:
-    return GlobalHydra.instance().config_loader().compute_defaults_list(name, overrides, RunMode.RUN)
+def _defaults(loaded: Hydra, name: str, overrides: list[str]) -> Any:
+    return loaded.config_loader.compute_defaults_list(name, overrides, RunMode.RUN)
 
 
 def _as_override(choice: GroupChoice, known: set[str]) -> str:
@@ -181,10 +189,6 @@ def _as_override(choice: GroupChoice, known: set[str]) -> str:
         return f"~{choice.key}"
     value = choice.value if isinstance(choice.value, str) else f"[{','.join(choice.value)}]"
     return f"{choice.key}={value}" if choice.key in known else f"+{choice.key}={value}"
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def _find(name: str, folders: Sequence[Path]) -> Path | None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
+from rlightning import registry
 from rlightning.errors import Problem
 
 
@@ -54,14 +55,35 @@ def _load(entry: str) -> Imported:
     if not entry.endswith(".py"):
         if str(Path.cwd()) not in sys.path and "" not in sys.path:
             sys.path.insert(0, str(Path.cwd()))
-        return Imported(entry, importlib.import_module(entry), from_file=False)
+        module = importlib.import_module(entry)
+        registry.listed.add(module.__name__)
+        # The name means something in the current folder alone, and a run is resumed from any.
+        here = Path.cwd() / f"{entry}.py"
+        is_here = here.is_file() and here == Path(getattr(module, "__file__", None) or "").resolve()
+        return Imported(str(here) if is_here else entry, module, from_file=False)
     path = Path(entry).expanduser().resolve()
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
-    present = _module_of(path)
-    if present is None:
-        return Imported(str(path), _load_file(path), from_file=True)
-    return Imported(str(path), present, from_file=present.__name__ != "__main__")
+    # What lies beside the file is found from there; last, so that it hides no other module.
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    module = _module_of(path) or _load_file(path)
+    registry.listed.add(module.__name__)
+    return Imported(str(path), module, from_file=module.__name__ != "__main__")
+
+
+def beside(module: ModuleType) -> list[ModuleType]:
+    """List the modules and packages that are loaded from the folder of a module's file, itself among them."""
+    folder = Path(str(module.__file__)).parent
+
+    def place(candidate: ModuleType) -> Path | None:
+        file = getattr(candidate, "__file__", None)
+        if not isinstance(file, str) or "." in candidate.__name__:
+            return None
+        return Path(file).parent.parent if hasattr(candidate, "__path__") else Path(file).parent
+
+    found = [each for name, each in list(sys.modules.items()) if name != "__main__" and place(each) == folder]
+    return list(dict.fromkeys([module, *found]))
 
 
 def _module_of(path: Path) -> ModuleType | None:

@@ -14,7 +14,7 @@ from rlightning.config import Config, EnvConfig
 from rlightning.errors import ConfigError, Problem
 from rlightning.launch.arguments import apply_setting, merged, parse_arguments
 from rlightning.launch.compose import compose, locate
-from rlightning.launch.imports import Imported, load_imports
+from rlightning.launch.imports import Imported, beside, load_imports
 from rlightning.launch.sources import Sources, join
 from rlightning.launch.validate import validate
 
@@ -122,6 +122,21 @@ def _make_absolute(tree: dict[str, Any], imported: Sequence[Imported]) -> None:
     """Let a run be resumed and evaluated from any folder."""
     if imported and len(imported) == len(tree["imports"]):
         tree["imports"] = [found.entry for found in imported]
+    envs, policy = tree.get("env"), tree.get("policy")
+    sections = [(env, "env_kwargs") for env in (envs if isinstance(envs, list) else [envs])]
+    sections += [(policy, "model_cfg"), (policy, "algo_cfg")]
+    for owner, name in sections:
+        options = owner.get(name) if isinstance(owner, dict) else None
+        if isinstance(options, dict):
+            options |= {key: _absolute(value) for key, value in options.items()}
+
+
+def _absolute(value: Any) -> Any:
+    """Make a text that is the path of a file or folder absolute; one begins with ``./``, ``../`` or ``~/``."""
+    if not isinstance(value, str) or not value.startswith(("./", "../", "~/")):
+        return value
+    path = Path(value).expanduser()
+    return str(path.resolve()) if path.exists() else value
 
 
 def _located(problem: Problem, sources: Sources) -> Problem:
@@ -129,9 +144,12 @@ def _located(problem: Problem, sources: Sources) -> Problem:
 
 
 def _send_as_code(imported: Sequence[Imported]) -> None:
-    modules = [found.module for found in imported if found.from_file]
+    # Workers on other machines find neither a file nor what lies beside it by name.
+    named = {id(found.module) for found in imported if not found.from_file}
+    modules = {id(each): each for found in imported if found.from_file for each in beside(found.module)}
     if modules:
         from rlightning.runtime.ray_backend import pickle_by_value
 
-        for module in modules:
-            pickle_by_value(module)
+        for key, module in modules.items():
+            if key not in named:
+                pickle_by_value(module)

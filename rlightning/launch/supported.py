@@ -40,6 +40,12 @@ _NOT_YET = (
     ),
 )
 
+PLANNED = {
+    ("engine", "asyncrl"): "the asynchronous engine is not in this version; use syncrl",
+    ("env.backend", "pettingzoo"): "envs of PettingZoo, with several agents each, are not in this version",
+}
+"""Option and value -> why it is refused; they are no misspellings."""
+
 _CONTRADICTIONS = (
     _Rule(
         "cluster.placement.env_strategy",

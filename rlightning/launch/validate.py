@@ -16,7 +16,7 @@ from rlightning.config import Config, EnvConfig
 from rlightning.errors import Problem
 from rlightning.launch.sources import join
 from rlightning.launch.suggest import nearest_name, nearest_option, options, schema_path_of
-from rlightning.launch.supported import contradictions, not_yet
+from rlightning.launch.supported import PLANNED, contradictions, not_yet
 
 _SECTIONS = {"policy.model_cfg": "ModelOptions", "policy.algo_cfg": "AlgoOptions"}
 """Free sections, and the attribute of a policy class that describes them."""
@@ -137,6 +137,8 @@ def _problem(path: str, error: ErrorDetails, extra: Sequence[str], model: type[B
         return _unknown(path, extra, model)
     if kind == "missing":
         return Problem(path, "needs a value")
+    if isinstance(value, str) and (path, value) in PLANNED:
+        return Problem(path, PLANNED[path, value])
     context = error.get("ctx", {})
     message = _MESSAGES[kind].format(**context) if kind in _MESSAGES else error["msg"].removeprefix("Value error, ")
     shown = repr(value)
@@ -215,6 +217,9 @@ def _env(env: EnvConfig, section: str) -> Iterator[Problem]:
 
 def _name(kind: registry.Kind, name: str, path: str) -> Iterator[Problem]:
     known = registry.names(kind)
-    if name not in known:
+    option = re.sub(r"\.\d+\.", ".", path)
+    if name not in known and (option, name) in PLANNED:
+        yield Problem(path, PLANNED[option, name])
+    elif name not in known:
         message = f"no {kind} is called {name!r}; known: {', '.join(known)}; your own need their module under 'imports'"
         yield Problem(path, message, suggestion=nearest_name(name, known))

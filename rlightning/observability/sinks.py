@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import math
 import os
+import re
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -15,6 +17,7 @@ from typing import Any, Protocol
 from rlightning.config import LogConfig
 from rlightning.errors import MissingDependency, RecordError
 
+_LONGEST_ID = 100
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 """JSON knows no such numbers; they are written as text."""
 
@@ -99,6 +102,16 @@ class TensorBoardSink:
         self._writer.close()
 
 
+def run_id(name: str) -> str:
+    """Make an id that W&B takes of a run's name: a name of other characters has a digest of itself in it.
+
+    >>> run_id("go1"), run_id("go1: lr=3e-4")
+    ('go1', 'go1-lr-3e-4-4ae45ccb')
+    """
+    plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", name)[:_LONGEST_ID]
+    return name if plain == name else f"{plain}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+
+
 class WandbSink:
     """Sends metrics to Weights & Biases.
 
@@ -117,7 +130,7 @@ class WandbSink:
         self._run = wandb.init(
             project=config.project,
             name=name,
-            id=name,
+            id=run_id(name),
             dir=str(folder),
             mode=config.mode,
             resume="allow",

@@ -9,17 +9,18 @@ import re
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.envs.registration import load_env_creator
+from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from rlightning.config import EnvConfig
 from rlightning.env.base_env import BaseEnv
 from rlightning.env.env_worker import SUCCESS
 from rlightning.env.text import TextAsTokens, has_text
 from rlightning.errors import ConfigError, MissingDependency, Problem
+from rlightning.registry import listed
 from rlightning.simulators.episode_info import EpisodeInfo
 from rlightning.simulators.loop import EnvLoop
 from rlightning.simulators.mujoco.drawing import prepare_to_draw
@@ -68,7 +69,18 @@ class GymnasiumEnv(BaseEnv):
 
     @classmethod
     def check(cls, config: EnvConfig) -> Sequence[Problem]:
-        return check_wrappers(config)
+        wrong = list(check_wrappers(config))
+        try:
+            found = _look_up(config.name)
+        except ConfigError as error:
+            return [*error.problems, *wrong]
+        if not isinstance(found, EnvSpec) and not _may_be_called(found):
+            message = (
+                f"{config.name} is no class of envs, so that it is not called; a function that builds envs is taken "
+                f"from a module of yours that is listed under imports"
+            )
+            wrong.insert(0, Problem("env.name", message))
+        return wrong
 
     def reset(self, seed: Sequence[int] | None = None, options: dict[str, Any] | None = None) -> EnvRet:
         return self._rows.reset(seed, options)
@@ -208,6 +220,16 @@ def _limited(limit: int | None) -> dict[str, int]:
 
 def _find(name: str) -> _Source:
     """Find what a name stands for: an entry point, or an id that a module may have to register first."""
+    found = _look_up(name)
+    return _from_spec(name, found) if isinstance(found, EnvSpec) else _from_entry_point(name, found)
+
+
+def _look_up(name: str) -> EnvSpec | Callable[..., Any]:
+    """Find what a name stands for without a call of it; modules are imported.
+
+    Raises:
+        ConfigError: If there is no such env.
+    """
     module, _, attribute = name.rpartition(":")
     if name.startswith(_OWN_NAMESPACE):
         importlib.import_module(_OWN_MODULE)
@@ -218,8 +240,26 @@ def _find(name: str) -> _Source:
         for part in attribute.split("."):
             target = getattr(target, part, None)
         if callable(target):
-            return _from_entry_point(name, target)
-    return _from_registry(name, attribute, own)
+            return cast("Callable[..., Any]", target)
+    try:
+        return gym.spec(attribute)
+    except gym.error.Error as error:
+        nearest = difflib.get_close_matches(attribute, gym.registry, n=1) or difflib.get_close_matches(name, own, n=1)
+        raise ConfigError(
+            Problem(
+                "env.name",
+                f"Gymnasium has no env {name!r} ({error}); an env of your own is named my_module:MyEnv",
+                suggestion=nearest[0] if nearest else "",
+            )
+        ) from error
+
+
+def _may_be_called(target: Any) -> bool:
+    """Tell whether a configuration may name something: an env class, or a function of a module under ``imports``."""
+    if inspect.isclass(target):
+        return issubclass(target, gym.Env | gym.vector.VectorEnv)
+    module = str(getattr(target, "__module__", ""))
+    return inspect.isroutine(target) and any(f"{module}.".startswith(f"{each}.") for each in listed)
 
 
 def _import(module: str, name: str) -> Any:
@@ -246,18 +286,7 @@ def _from_entry_point(name: str, target: Callable[..., Any]) -> _Source:
     return _Source(name, single, None, arguments=_argument_names(target))
 
 
-def _from_registry(name: str, env_id: str, others: Sequence[str]) -> _Source:
-    try:
-        spec = gym.spec(env_id)
-    except gym.error.Error as error:
-        nearest = difflib.get_close_matches(env_id, gym.registry, n=1) or difflib.get_close_matches(name, others, n=1)
-        raise ConfigError(
-            Problem(
-                "env.name",
-                f"Gymnasium has no env {name!r} ({error}); an env of your own is named my_module:MyEnv",
-                suggestion=nearest[0] if nearest else "",
-            )
-        ) from error
+def _from_spec(name: str, spec: EnvSpec) -> _Source:
     single, native, arguments = None, None, list[str]()
     if spec.entry_point is not None:
         # Loaded now, so that what it imports is there before models are loaded quietly.

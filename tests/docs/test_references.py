@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+import rlightning
 from rlightning import registry
 from rlightning.config import Config
 from tests.architecture.source import ROOT
@@ -40,6 +41,30 @@ def all_sections(module):
         policy = registry.lookup("policy", name)
         for owner in (policy.ModelOptions, policy.AlgoOptions):
             yield from sections(module, owner) if owner else ()
+
+
+def test_every_public_name_has_its_entry_in_the_api_reference():
+    text = (DOCS / "reference" / "api.md").read_text(encoding="utf-8")
+    whole_modules = set(re.findall(r"^\.\. automodule:: (\S+)$(?!\n   :(?:no-)?members:)", text, re.MULTILINE))
+    single = set(re.findall(r"^\.\. auto(?:class|function):: (\S+)$", text, re.MULTILINE))
+    single |= {
+        f"{module}.{name.strip()}"
+        for module, names in re.findall(r"^\.\. automodule:: (\S+)\n   :members: (.+)$", text, re.MULTILINE)
+        for name in names.split(",")
+    }
+    missing = []
+    for module in (rlightning, importlib.import_module("rlightning.launch")):
+        for name in set(module.__all__) - {"__version__"}:
+            home = getattr(module, name).__module__ if name != "launch" else "rlightning.launch"
+            homes = {home, module.__name__, "rlightning.launch"}
+            if home not in whole_modules and not single & {f"{each}.{name}" for each in homes}:
+                missing.append(name)
+    assert sorted(set(missing)) == []
+
+
+def test_a_function_is_not_hidden_by_the_module_of_its_name():
+    importlib.import_module("rlightning.launch.assemble")
+    assert callable(importlib.import_module("rlightning.launch").assemble)
 
 
 def test_every_option_has_a_meaning_under_it(config_reference):

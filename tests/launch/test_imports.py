@@ -10,6 +10,7 @@ import pytest
 
 from rlightning import registry
 from rlightning.errors import ConfigError
+from rlightning.launch.imports import beside
 from rlightning.launch.load import load_config
 
 MODULE = """
@@ -114,3 +115,74 @@ def test_a_file_goes_to_workers_as_code_only_if_there_are_any(folder: Path, monk
     assert sent == []
     load_config(name, ["cluster=ray", f"imports=[{folder}/travels.py,stays]"])
     assert sent == ["travels"]
+
+
+def test_a_file_finds_a_module_beside_it_from_any_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "own_envs").mkdir()
+    (folder / "own_envs" / "gait_of_walker.py").write_text("STRIDE = 3\n")
+    source = "from gait_of_walker import STRIDE\n" + MODULE.format(name="walks")
+    (folder / "own_envs" / "walker_of_mine.py").write_text(source)
+    name = str(folder / write_config(folder, "own_envs/walker_of_mine.py", "walks"))
+    load_config(name)
+    loaded = sys.modules["walker_of_mine"]
+    # Both travel to workers as code.
+    assert {module.__name__ for module in beside(loaded)} == {"walker_of_mine", "gait_of_walker"}
+
+
+def test_a_module_that_was_found_by_its_name_is_found_from_any_folder(folder: Path) -> None:
+    (folder / "named_here.py").write_text(MODULE.format(name="named_here"))
+    config = load_config(write_config(folder, "named_here", "named_here")).config
+    assert config.imports == [str(folder / "named_here.py")]
+
+
+ENVS = """
+import os
+from os import system
+import gymnasium as gym
+from gymnasium.envs.classic_control import CartPoleEnv
+
+def make():
+    raise AssertionError("called")
+"""
+
+
+@pytest.mark.parametrize("name", ["os:system", "envs_of_mine:system", "envs_of_mine:os.getcwd", "subprocess:Popen"])
+def test_a_name_calls_nothing_but_envs(folder: Path, name: str) -> None:
+    (folder / "envs_of_mine.py").write_text(ENVS)
+    (folder / "mine.yaml").write_text(f"env: {{name: '{name}'}}\nimports: [envs_of_mine.py]\n")
+    with pytest.raises(ConfigError, match="is no class of envs"):
+        load_config("mine.yaml")
+
+
+def test_functions_are_called_where_the_user_lists_their_module(folder: Path) -> None:
+    (folder / "makers_of_mine.py").write_text(ENVS)
+    sys.path.append(str(folder))
+    for attribute, imports, allowed in (
+        ("CartPoleEnv", "[]", True),
+        ("make", "[]", False),
+        ("make", "[makers_of_mine]", True),
+    ):
+        (folder / "mine.yaml").write_text(f"env: {{name: 'makers_of_mine:{attribute}'}}\nimports: {imports}\n")
+        if allowed:
+            load_config("mine.yaml")  # which does not call it
+        else:
+            with pytest.raises(ConfigError, match="is no class of envs"):
+                load_config("mine.yaml")
+
+
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [("engine=asyncrl", "asynchronous engine is not in this"), ("env.backend=pettingzoo", "PettingZoo")],
+)
+def test_what_is_planned_is_no_misspelling(option: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=text) as raised:
+        load_config("ppo_cartpole", [option])
+    (problem,) = raised.value.problems
+    assert not problem.suggestion
+
+
+def test_an_env_that_does_not_exist_is_refused_before_any_worker_starts() -> None:
+    for cluster in ("local", "ray"):
+        with pytest.raises(ConfigError, match="no env 'CartPol-v1'") as raised:
+            load_config("ppo_cartpole", [f"cluster={cluster}", "env.name=CartPol-v1"])
+        assert raised.value.problems[0].suggestion.startswith("CartPole")

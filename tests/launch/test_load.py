@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import gymnasium as gym
@@ -93,7 +94,7 @@ def test_interpolations_see_other_options_and_defaults() -> None:
 def test_a_folder_conf_is_searched_before_the_package(folder: Path) -> None:
     (folder / "conf" / "cluster").mkdir(parents=True)
     (folder / "conf" / "mine.yaml").write_text("# My own task\ndefaults: [ppo_cartpole, _self_]\nenv: {num_envs: 3}\n")
-    (folder / "conf" / "ppo_acrobot.yaml").write_text("env: {name: Mine-v0}\n")
+    (folder / "conf" / "ppo_acrobot.yaml").write_text("env: {name: Pendulum-v1}\n")
     (folder / "conf" / "cluster" / "many.yaml").write_text("eval_worker_num: 5\n")
 
     loaded = load_config("mine", ["cluster=many"])
@@ -101,19 +102,19 @@ def test_a_folder_conf_is_searched_before_the_package(folder: Path) -> None:
     assert loaded.config.cluster.eval_worker_num == 5
     assert loaded.sources.find("env.num_envs") == "conf/mine.yaml:3"
     assert loaded.sources.find("cluster.eval_worker_num") == "conf/cluster/many.yaml:1"
-    assert load_config("ppo_acrobot").config.env[0].name == "Mine-v0"
+    assert load_config("ppo_acrobot").config.env[0].name == "Pendulum-v1"
     own = {preset.name: preset.description for preset in presets()}
     assert own["mine"] == "My own task"
     assert "ppo_cartpole" in own
 
 
 def test_a_folder_that_is_named_is_searched_first(folder: Path) -> None:
-    for place, name in (("conf", "A-v0"), ("else where='x'", "B-v0")):
+    for place, name in (("conf", "Pendulum-v1"), ("else where='x'", "Acrobot-v1")):
         (folder / place).mkdir()
         (folder / place / "mine.yaml").write_text(f"defaults: [{{cluster: ray}}]\nenv: {{name: {name}}}\n")
-    assert load_config("mine").config.env[0].name == "A-v0"
+    assert load_config("mine").config.env[0].name == "Pendulum-v1"
     loaded = load_config("mine", config_dir="else where='x'")
-    assert loaded.config.env[0].name == "B-v0"
+    assert loaded.config.env[0].name == "Acrobot-v1"
     assert loaded.config.cluster.remote_train
     with pytest.raises(ConfigError, match="no folder"):
         load_config("mine", config_dir="nowhere")
@@ -148,6 +149,34 @@ def test_loading_leaves_the_program_as_it_was(folder: Path) -> None:
     assert Path.cwd() == before
     assert not GlobalHydra.instance().is_initialized()
     assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("own", ["conf", "mine"])
+def test_a_preset_of_the_package_stands_beside_own_ones(folder: Path, own: str) -> None:
+    (folder / own / "cluster").mkdir(parents=True)
+    (folder / own / "my_preset.yaml").write_text("defaults: [ppo_cartpole]\nseed: 5\n")
+    (folder / own / "cluster" / "ray.yaml").write_text("train_worker_num: 3\n")
+    config_dir = None if own == "conf" else folder / own
+    assert load_config("ppo_cartpole", config_dir=config_dir).config.seed != 5
+    assert load_config("my_preset", config_dir=config_dir).config.seed == 5
+    # Groups of one's own are still found before those of the package.
+    assert load_config("ppo_cartpole", ["cluster=ray"], config_dir).config.cluster.train_worker_num == 3
+
+
+def test_threads_load_configurations_side_by_side() -> None:
+    with ThreadPoolExecutor(8) as threads:
+        seeds = threads.map(
+            lambda seed: load_config("ppo_cartpole", [f"seed={seed}", "cluster=ray"]).config.seed, range(16)
+        )
+        assert list(seeds) == list(range(16))
+
+
+def test_own_files_are_found_from_any_folder(folder: Path) -> None:
+    (folder / "robot.xml").write_text("<mujoco/>")
+    kwargs = "xml_file: ./robot.xml, other: ./no.xml, number: 3"
+    (folder / "mine.yaml").write_text(f"env: {{name: CartPole-v1, env_kwargs: {{{kwargs}}}}}\n")
+    found = load_config("mine.yaml").config.env[0].env_kwargs
+    assert found == {"xml_file": str(folder / "robot.xml"), "other": "./no.xml", "number": 3}
 
 
 def test_the_presets_are_readable_by_plain_yaml() -> None:

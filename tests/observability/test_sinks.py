@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from rlightning.config import LogConfig
 from rlightning.errors import MissingDependency, RecordError
-from rlightning.observability.sinks import JsonlSink, Sinks, TensorBoardSink, WandbSink, read_metrics
+from rlightning.observability.sinks import JsonlSink, Sinks, TensorBoardSink, WandbSink, read_metrics, run_id
 
 
 def test_lines_are_there_as_soon_as_they_are_logged(tmp_path: Path) -> None:
@@ -134,3 +135,10 @@ def test_a_missing_service_names_the_extra_that_brings_it(tmp_path: Path, monkey
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(MissingDependency, match=r"rlightning\[wandb\]"):
         WandbSink(LogConfig(), "run", tmp_path, {})
+
+
+def test_any_name_of_a_run_has_an_id_that_services_take() -> None:
+    assert run_id("ppo_cartpole-20250131") == "ppo_cartpole-20250131"
+    ids = [run_id(name) for name in ("go1: lr=3e-4", "go1; lr=3e-4", "läuft#1?", "x" * 300)]
+    assert all(re.fullmatch(r"[A-Za-z0-9_.-]{1,128}", each) for each in ids)
+    assert len(set(ids)) == 4
