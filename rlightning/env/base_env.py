@@ -32,6 +32,8 @@ class BaseEnv(ABC):
             difficulty by it.
         logged_info: Names in ``EnvRet.info`` of numbers [N] whose means over the steps of an epoch are logged as
             ``env/<name>``, such as the terms of the reward.
+        resets_with_next_step: Whether a sub-env whose episode ended starts the next one with the next step, so that its
+            row shows the last observation until then.
         render_fps: Steps per second of the env's own time, so that videos last as long as the episode; None where
             that is unknown.
     """
@@ -39,6 +41,7 @@ class BaseEnv(ABC):
     meta: EnvMeta
     purpose: Purpose = "train"
     logged_info: Sequence[str] = ()
+    resets_with_next_step: bool = False
     render_fps: float | None = None
 
     def __init__(self, config: EnvConfig) -> None:

@@ -423,6 +423,9 @@ class EnvWorker:
                 row = int(np.argmax(reset_and_ended))
                 raise WorkerError(f"sub-env {row} has is_reset and ended: no step led to a row that was reset")
             reward[is_reset] = 0.0
+            ret.is_first = is_reset.copy()
+        if ret.final_observation is not None and not self._env.resets_with_next_step:
+            ret.is_first = is_reset | ret.ended
         if last.info:
             ret.info = {key: self._own_info(value, key) for key, value in last.info.items()}
         return ret

@@ -59,7 +59,9 @@ class Answering:
         with self._gate.request(), self._timer.measure("rollout"), torch.inference_mode():
             _require_weights(policy)
             request = join_requests(env_rets, policy.device, env_ids)
-            context = EVALUATES.set(True) if evaluation else None
+            context = None
+            if evaluation:
+                request.evaluation, context = True, EVALUATES.set(True)
             try:
                 if self._coroutines is None:
                     response = policy.rollout_step(request, **options)

@@ -372,12 +372,17 @@ class BasePolicy(nn.Module, ABC):
         return self._gate.num_requests
 
     def _rollout(
-        self, env_ret: EnvRet, evaluation: bool = False, deterministic: bool = False, at_least: int = -1
+        self,
+        env_ret: EnvRet,
+        evaluation: bool = False,
+        deterministic: bool = False,
+        at_least: int = -1,
+        env_ids: Sequence[Any] = (),
     ) -> PolicyResponse:
         """Answer one env worker once version ``at_least``, which was announced to the caller, is in force."""
         if self.version < at_least:
             self._weight_import.wait_for_version(at_least)
-        return self._answering.answer(self, (env_ret,), evaluation, deterministic)[0]
+        return self._answering.answer(self, (env_ret,), evaluation, deterministic, env_ids)[0]
 
     def _rollout_batch(
         self,
@@ -393,10 +398,15 @@ class BasePolicy(nn.Module, ABC):
         return self._answering.answer(self, env_rets, evaluation, deterministic, env_ids)
 
     def _rollout_async(
-        self, env_ret: EnvRet, evaluation: bool = False, deterministic: bool = False, at_least: int = -1
+        self,
+        env_ret: EnvRet,
+        evaluation: bool = False,
+        deterministic: bool = False,
+        at_least: int = -1,
+        env_ids: Sequence[Any] = (),
     ) -> PolicyResponse:
         """Answer one env worker as ``_rollout`` does; several threads may call this at a time."""
-        return self._rollout(env_ret, evaluation, deterministic, at_least)
+        return self._rollout(env_ret, evaluation, deterministic, at_least, env_ids)
 
     def _keeps_state(self) -> bool:
         return self.is_stateful
@@ -577,6 +587,12 @@ class BasePolicy(nn.Module, ABC):
     def load_generators(self, state: Mapping[str, Any]) -> None:
         """Let sampling go on where a training state was taken."""
         self._generators.set_state(state)
+
+    def load_own_state(self, state: Mapping[str, Any]) -> None:
+        """Take back what is an eval policy's own: its generators and its extra training state."""
+        self.load_generators(state)
+        if state.get("extra"):  # version 0.1.0 stored none of eval policies
+            self.load_extra_training_state(state["extra"])
 
     def save_checkpoint(self, path: str | Path) -> None:
         """Write the training state into a folder; see ``rlightning.checkpoint``."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 
-from rlightning.errors import ShapeError
+from rlightning.errors import ProtocolError, ShapeError
 from rlightning.types import EnvRet, PolicyResponse, Tree
 from rlightning.types.tensors import concat_rows
 from rlightning.types.tree import split_rows, tree_leaves, tree_map
@@ -183,4 +183,28 @@ def _join_info(request: _Request, env_rets: Sequence[EnvRet]) -> dict[str, Tree]
     return {key: request._join(f"info[{key!r}]", [ret.info[key] for ret in env_rets]) for key in sorted(arrays)}
 
 
-_JOINS = {"final_observation": _join_final, "info": _join_info}
+def _join_first(request: _Request, env_rets: Sequence[EnvRet]) -> torch.Tensor:
+    firsts = [np.zeros(ret.num_envs, np.bool_) if ret.is_first is None else ret.is_first for ret in env_rets]
+    return cast("torch.Tensor", request._join("is_first", firsts))
+
+
+def _join_ids(request: _Request, env_rets: Sequence[EnvRet]) -> torch.Tensor:
+    ids = request._env_ids
+    if not all(isinstance(env_id, int) for env_id in ids):
+        raise ProtocolError(f"env_ret.env_id is for env workers with numbers as ids, and these have {list(ids)}")
+    counts = torch.tensor([ret.num_envs for ret in env_rets])
+    return torch.tensor(list(ids)).repeat_interleave(counts).to(request._device)
+
+
+def _join_row_numbers(request: _Request, env_rets: Sequence[EnvRet]) -> torch.Tensor:
+    return torch.cat([torch.arange(ret.num_envs) for ret in env_rets]).to(request._device)
+
+
+_JOINS: dict[str, Callable[[_Request, Sequence[EnvRet]], Any]] = {
+    "final_observation": _join_final,
+    "info": _join_info,
+    "is_first": _join_first,
+    "env_id": _join_ids,
+    "row": _join_row_numbers,
+    "evaluation": lambda request, env_rets: False,
+}

@@ -552,7 +552,7 @@ class PolicyGroup:
         check_numbers(self._members, state)
         load_learners(self._members, state)
         self._push_anew()
-        self._members.call_each(self._members.actors, BasePolicy.load_generators, state["eval"])
+        self._members.call_each(self._members.actors, BasePolicy.load_own_state, state["eval"])
 
     def envs_changed(self) -> None:
         """Tell the train policies that their data come from other envs from now on."""
@@ -664,6 +664,8 @@ class PolicyGroup:
         for (env_id, env_ret), handle in zip(asked, self._routing.spread(tuple(asked.env_ids)), strict=True):
             method = _hook(handle, BasePolicy._rollout_async, BasePolicy._rollout)
             needed = self._up_to_date(handle, options)
+            if hasattr(handle.target, "_rollout_batch"):  # a bare double knows no ids
+                needed = {**needed, "env_ids": (env_id,)}
             answers.append(handle.call_beside(self._routing.channel(env_id), method, env_ret, **needed))
             self._routing.started(handle, answers[-1])
         return BatchedData(asked.env_ids, answers)
@@ -686,8 +688,10 @@ def _hook(handle: WorkerHandle, own: Any, users: Any) -> Any:
 def _ask(
     handle: WorkerHandle, env_rets: Sequence[Any], options: dict[str, Any], env_ids: Sequence[Any]
 ) -> list[Future[PolicyResponse]]:
+    knows_ids = hasattr(handle.target, "_rollout_batch")  # a bare double does not
     if len(env_rets) == 1:
-        return [handle.call(BasePolicy._rollout, env_rets[0], **options)]
-    if hasattr(handle.target, "_rollout_batch"):
+        given = {**options, "env_ids": env_ids} if knows_ids else options
+        return [handle.call(BasePolicy._rollout, env_rets[0], **given)]
+    if knows_ids:
         return handle.call_split(len(env_rets), BasePolicy._rollout_batch, *env_rets, **options, env_ids=env_ids)
     return [handle.call(BasePolicy._rollout, env_ret, **options) for env_ret in env_rets]

@@ -63,6 +63,7 @@ class GymnasiumEnv(BaseEnv):
         self.meta = EnvMeta(
             config.name, self._rows.observation_space, self._rows.action_space, self._rows.num_envs, limit
         )
+        self.resets_with_next_step = getattr(self._rows, "resets_with_next_step", False)
         self.render_fps = self._read_fps()
         self._models = self._digest_models()
         self._is_drawn = False

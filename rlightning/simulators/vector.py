@@ -54,6 +54,7 @@ class VectorRows:
         self._leaves = space_leaves(self.observation_space)
         space_leaves(self.action_space)
         self._mode = _autoreset_mode(env)
+        self.resets_with_next_step = self._mode is AutoresetMode.NEXT_STEP
         if time_limit is not None and self._mode is not AutoresetMode.DISABLED:
             raise ConfigError(
                 Problem(

@@ -47,6 +47,11 @@ class EnvRet:
             meaning. None where no row ended.
         info: Further arrays by name, [N, ...]. Envs of Gymnasium give, where an episode ended, the numbers that are
             logged, with NaN in the other rows, and else nothing.
+        is_first: The observation is the first of an episode, [N] bool, whatever the autoreset of the env; on the env's
+            side None where no row is.
+        env_id: Id of the env worker of each row, [N] int64; only in the request that ``rollout_step`` gets.
+        row: Index of the sub-env of each row among those of its worker, [N] int64; likewise.
+        evaluation: Whether the request belongs to an evaluation, whose envs have ids of their own; likewise.
     """
 
     observation: Tree
@@ -56,6 +61,10 @@ class EnvRet:
     is_reset: Any
     final_observation: Tree | None = None
     info: dict[str, Any] = field(default_factory=dict)
+    is_first: Any = None
+    env_id: Any = None
+    row: Any = None
+    evaluation: bool = False
 
     @property
     def num_envs(self) -> int:
@@ -76,4 +85,5 @@ class EnvRet:
             terminated=np.zeros(num_envs, np.bool_),
             truncated=np.zeros(num_envs, np.bool_),
             is_reset=np.ones(num_envs, np.bool_),
+            is_first=np.ones(num_envs, np.bool_),
         )

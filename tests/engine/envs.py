@@ -65,6 +65,14 @@ class UnevenEnv(BaseEnv):
             OPEN.remove(id(self))
 
 
+@register("simulator", "step_count")
+class StepCountEnv(UnevenEnv):
+    """Shows the step of the episode, and the row."""
+
+    def observe(self):
+        return np.stack([self.t, np.arange(len(self.t)), self.t], axis=1).astype(np.float32)
+
+
 @register("simulator", "dice")
 class DiceEnv(UnevenEnv):
     """Draws from the global generators of Python and numpy, as many envs do that have no generator of their own."""

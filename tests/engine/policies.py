@@ -10,6 +10,7 @@ from torch import nn
 
 from rlightning.models.normalizer import RunningNormalizer
 from rlightning.policy.base_policy import BasePolicy
+from rlightning.policy.row_state import RowState
 from rlightning.registry import register
 from rlightning.types import PolicyResponse
 
@@ -148,3 +149,47 @@ class SlowCoinPolicy(CoinPolicy):
 
     async def ask(self, prompt) -> PolicyResponse:
         """A coroutine more."""
+
+
+@register("policy", "recurrent")
+class RecurrentPolicy(BasePolicy):
+    """A GRU per row, beside a count of the steps of the episode, which the observation shows as well."""
+
+    is_stateful = True
+
+    def construct_network(self, env_meta, *args, **kwargs):
+        self.cell = nn.GRUCell(env_meta.observation_space.shape[0], 4)
+        self.hidden = RowState(torch.zeros(5))
+
+    def setup_optimizer(self, optim_cfg):
+        self.optimizer = None
+
+    def rollout_step(self, env_ret, *, deterministic=False):
+        before = self.hidden.get(env_ret)
+        after = torch.cat([self.cell(env_ret.observation, before[:, :4]), before[:, 4:] + 1], -1)
+        self.hidden.put(env_ret, after)
+        return PolicyResponse((after[:, 0] > 0).long(), extras={"hidden": after})
+
+    def update_dataset(self, data):
+        self.dataset = data
+
+    def train(self, *args, **kwargs):
+        with torch.no_grad():
+            self.cell.bias_ih += 0.1
+        wrong = self.dataset["hidden"][..., 4] != self.dataset["observation"][..., 0] + 1
+        total = self.dataset["hidden"][..., :4].double().square().sum()
+        return {"user/wrong": wrong.sum().item(), "user/hidden": total.item()}
+
+    def extra_training_state(self):
+        return {"hidden": self.hidden.state()}
+
+    def load_extra_training_state(self, state):
+        self.hidden.load(state["hidden"])
+
+
+@register("policy", "recurrent_async")
+class AsyncRecurrentPolicy(RecurrentPolicy):
+    """The same as a coroutine."""
+
+    async def rollout_step(self, env_ret, *, deterministic=False):
+        return super().rollout_step(env_ret, deterministic=deterministic)

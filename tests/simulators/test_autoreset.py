@@ -158,3 +158,13 @@ def test_same_step_rows_show_the_next_episode_and_keep_the_last_observation():
     assert rets[7].final_observation[0].tolist() == [1, 7]
     assert not rets[7].is_reset.any()
     assert rets[8].final_observation is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_first_observation_of_every_episode_is_marked_and_no_other(kind):
+    rets, _ = collect_here(kind, 40)
+    for ret in rets:
+        # The observation is (episode, step). A row that still shows a last observation waits for its reset.
+        first = ret.observation[:, 1] == 0
+        marked = np.zeros(N, np.bool_) if ret.is_first is None else ret.is_first
+        assert marked.tolist() == first.tolist()
