@@ -397,16 +397,9 @@ class BasePolicy(nn.Module, ABC):
             self._weight_import.wait_for_version(at_least)
         return self._answering.answer(self, env_rets, evaluation, deterministic, env_ids)
 
-    def _rollout_async(
-        self,
-        env_ret: EnvRet,
-        evaluation: bool = False,
-        deterministic: bool = False,
-        at_least: int = -1,
-        env_ids: Sequence[Any] = (),
-    ) -> PolicyResponse:
-        """Answer one env worker as ``_rollout`` does; several threads may call this at a time."""
-        return self._rollout(env_ret, evaluation, deterministic, at_least, env_ids)
+    def _rollout_async(self, env_ret: EnvRet, **options: Any) -> PolicyResponse:
+        """Answer one env worker as ``_rollout`` does, by its options; several threads may call this at a time."""
+        return self._rollout(env_ret, **options)
 
     def _keeps_state(self) -> bool:
         return self.is_stateful
