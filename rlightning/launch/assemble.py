@@ -19,7 +19,7 @@ from rlightning.env.faults import Replacements
 from rlightning.launch.context import current_run
 from rlightning.launch.lodging import Lodging
 from rlightning.launch.place import require_devices
-from rlightning.launch.seats import seats_of
+from rlightning.launch.seats import AnySeat, seats_of
 from rlightning.launch.workers import env_kind, of_generation, plan_workers, shares_processes
 from rlightning.policy.group_weights import weight_carrier
 from rlightning.policy.policy_group import PolicyGroup
@@ -173,7 +173,7 @@ def _pool(config: Config) -> Iterator[WorkerPool]:
         start_timeout_s=cluster.start_timeout_s,
         total_cpus=sum(spec.num_cpus for spec in remote),
         total_gpus=sum(spec.num_gpus for spec in remote),
-        seats=seats_of(config),
+        seats=seats_of(config) or AnySeat(config),
     )
     try:
         yield pool

@@ -12,10 +12,12 @@ import yaml
 from rlightning.buffer.assignment import BufferRoutes, routes_by_node
 from rlightning.config import Config, WorkerNeedsConfig
 from rlightning.launch.context import current_run
-from rlightning.launch.place import placement_options, plan_placement, with_shards
+from rlightning.launch.place import placement_options, plan_placement, with_shards, worker_requests
 from rlightning.launch.workers import plan_workers
 from rlightning.observability.run_folder import to_yaml
 from rlightning.placement import Bundle, Cluster, Node, Plan
+from rlightning.placement.rooms import units_of
+from rlightning.placement.shortage import before, refuse
 
 if TYPE_CHECKING:
     from rlightning.runtime.ray_backend import RayNode, Reservation
@@ -42,6 +44,28 @@ def seats_of(config: Config) -> RunSeats | None:
     seats = RunSeats(config)
     _OPEN.append(seats)
     return seats
+
+
+class AnySeat:
+    """Lets Ray decide on each worker, where there is a node at all that can hold it.
+
+    Args:
+        config: The whole configuration.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+
+    def take(self) -> None:
+        from rlightning.runtime import ray_backend
+
+        refuse(before(units_of(worker_requests(self._config)), running_cluster(ray_backend.list_nodes()).nodes))
+
+    def place_of(self, worker: str) -> Mapping[str, Any]:
+        return {}
+
+    def leave(self) -> None:
+        return None
 
 
 class RunSeats:

@@ -7,11 +7,12 @@ import math
 import os
 import re
 import signal
+import socket
 import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType, ModuleType
 from typing import Any, NoReturn, TypeVar
@@ -47,6 +48,8 @@ _joined = 0
 """Joins without a leave."""
 _owned = False
 """Whether Ray was started here; else whoever started it ends it."""
+_PLACE = re.compile(r"([\w.-]+):(\d+)")
+"""Host and port."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _FAILED_ARGUMENT = "At least one of the input arguments for this task could not be computed:"
 """What Ray writes between a call and the call that gave its argument and failed."""
@@ -302,13 +305,26 @@ def _start(address: str, num_cpus: float, num_gpus: float) -> None:
         try:
             ray.init(address=address, logging_level=logging.ERROR)
         except ConnectionError as error:
-            raise PlacementError(
-                f"no Ray cluster answers at cluster.ray_address={address!r} ({error}): start one with "
-                f"'ray start --head', or set cluster.ray_address=local"
-            ) from error
+            raise PlacementError(_not_joined(address, error)) from error
     have = ray.cluster_resources()
     for kind, need in (("CPU", num_cpus), ("GPU", num_gpus)):
         _require(kind, need, have.get(kind, 0.0), "the cluster")
+
+
+def _not_joined(address: str, error: ConnectionError) -> str:
+    """Say why a cluster was not joined; Ray tells one that is not there and one that refuses a token by one text."""
+    place = _PLACE.search(str(error)) or _PLACE.search(address)
+    if place is not None:
+        with suppress(OSError), socket.create_connection((place[1], int(place[2])), timeout=_END_S):
+            return (
+                f"what listens at {place[0]} (cluster.ray_address={address!r}) does not let this process in: if the "
+                f"cluster wants a token, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to that of "
+                f"its nodes; else see that it is a Ray of version {ray.__version__}"
+            )
+    return (
+        f"no Ray cluster answers at cluster.ray_address={address!r} ({error}): start one with 'ray start --head', or "
+        f"set cluster.ray_address=local"
+    )
 
 
 def _require(kind: str, need: float, have: float, where: str) -> None:

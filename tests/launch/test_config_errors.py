@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from rlightning import registry
 from rlightning.errors import ConfigError, Problem
+from rlightning.launch.cli import app
 from rlightning.launch.load import load_config
 
 
@@ -294,3 +298,49 @@ def test_a_layer_has_a_unit_or_more() -> None:
     assert {path: problem.message for path, problem in found.items()} == {
         "policy.model_cfg.hidden_sizes": "a layer has at least 1 unit, got [64, 0]"
     }
+
+
+ENVS = """
+import gymnasium as gym
+from os import system
+from gymnasium.envs.classic_control import CartPoleEnv
+from pathlib import Path
+def make():
+    return CartPoleEnv()
+class Balance(CartPoleEnv):
+    pass
+class Other:
+    def __init__(self):
+        Path("called").touch()
+def touch():
+    Path("called").touch()
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "imports", "refused"),
+    [
+        ("named_envs:Balance", [], ""),
+        ("named_envs:make", ["named_envs"], ""),
+        ("named_envs:touch", [], "taken from a module of yours that is listed under imports"),
+        ("named_envs:Other", ["named_envs"], "is no class of envs, so that it is not called"),
+        ("named_envs:system", ["named_envs"], "is no class of envs, so that it is not called"),
+        ("subprocess:getoutput", ["named_envs"], "listed under imports"),
+        ("os:getcwd", [], "is no class of envs, so that it is not called"),
+        ("no_such_module:Env", [], "there is no module 'no_such_module'"),
+    ],
+)
+@pytest.mark.parametrize("command", ["check", "train"])
+def test_a_name_calls_only_envs_and_functions_of_listed_modules(tmp_path, monkeypatch, name, imports, refused, command):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    registry.listed.discard("named_envs")
+    monkeypatch.delitem(sys.modules, "named_envs", raising=False)
+    (tmp_path / "named_envs.py").write_text(ENVS)
+    if not refused and command == "train":
+        load_config("ppo_cartpole", [f"env.name={name}", f"imports={imports}"])
+        return
+    done = CliRunner().invoke(app, [command, "ppo_cartpole", f"env.name={name}", f"imports={imports}"])
+    assert (done.exit_code, refused in done.stderr) == (2 if refused else 0, True), done.stderr
+    assert not (tmp_path / "called").exists()
+    assert not (tmp_path / "runs").exists()

@@ -6,10 +6,13 @@ import yaml
 from rlightning.config import Config
 from rlightning.errors import PlacementError
 from rlightning.launch import seats as seats_room
+from rlightning.launch.assemble import build_env_group
 from rlightning.launch.load import load_config
 from rlightning.launch.place import plan_placement
-from rlightning.launch.seats import PLACED, PLAN, RunSeats, save_plan, seats_of
+from rlightning.launch.seats import PLACED, PLAN, AnySeat, RunSeats, save_plan, seats_of
 from rlightning.placement import Cluster, Node, Plan
+from rlightning.runtime import ray_backend
+from rlightning.runtime.ray_backend import RayNode
 
 CLUSTER = Cluster((Node("a", 8), Node("b", 8)))
 
@@ -49,6 +52,31 @@ def test_what_is_kept_gives_every_worker_the_same_place_again(tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     again = plan_placement(load_config(PLACED).config, CLUSTER)
     assert [(slot.worker, slot.node) for slot in again.slots] == [(slot.worker, slot.node) for slot in plan.slots]
+
+
+def test_where_ray_decides_a_worker_that_no_node_can_hold_is_refused_at_once(monkeypatch):
+    nodes = [RayNode(name, f"10.0.0.{place}", {"CPU": 8.0}) for place, name in enumerate("abc")]
+    monkeypatch.setattr(ray_backend, "list_nodes", lambda: nodes)
+    made = config("default", ray_address="auto")
+    AnySeat(made).take()
+    # There are 24 CPUs for the 17 that all ask for, and 8 on each node.
+    policy = made.policy.model_copy(update={"train_num_cpus": 9.0})
+    with pytest.raises(PlacementError) as caught:
+        AnySeat(made.model_copy(update={"policy": policy})).take()
+    assert "train[0] asks for 9 CPUs of one node, and no node of the cluster has that" in str(caught.value)
+    assert "10.0.0.0..10.0.0.2 (8 CPUs, 0 GPUs each)" in str(caught.value)
+
+
+@pytest.mark.ray
+def test_a_run_takes_its_seats_before_a_worker_starts(ray_cluster, monkeypatch):
+    def never(*_args, **_kwargs):
+        raise AssertionError("a worker was started")
+
+    monkeypatch.setattr(ray_backend, "spawn", never)
+    made = config("default", ray_address="auto")
+    policy = made.policy.model_copy(update={"train_num_cpus": 1000.0})
+    with pytest.raises(PlacementError, match="1000"):
+        build_env_group(made.model_copy(update={"policy": policy}))
 
 
 @pytest.mark.ray

@@ -1,6 +1,7 @@
 """Workers start where they are told, and none is left."""
 
 import os
+import socket
 import subprocess
 import sys
 import textwrap
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from rlightning.errors import ConfigError, PlacementError, Problem, WorkerError
-from rlightning.runtime import as_handle
+from rlightning.runtime import as_handle, ray_backend
 from rlightning.runtime.spawn import WorkerPool, WorkerSetup, WorkerSpec
 from tests.runtime.workers import Worker
 
@@ -92,6 +93,23 @@ def test_local_and_remote_workers_start_together_in_order(ray_cluster):
     pool.stop()
     with pytest.raises(WorkerError):
         _call_until_it_fails(workers[1])
+
+
+@pytest.mark.parametrize("listens", [True, False])
+def test_a_cluster_that_lets_nobody_in_is_not_taken_for_none(monkeypatch, listens):
+    with socket.create_server(("127.0.0.1", 0)) as cluster:
+        address = f"127.0.0.1:{cluster.getsockname()[1]}"
+        if not listens:
+            cluster.close()
+
+        def refuse(**_):
+            raise ConnectionError(f"Failed to connect to Ray cluster at {address}")
+
+        monkeypatch.setattr(ray_backend.ray, "init", refuse)
+        with pytest.raises(PlacementError) as caught:
+            ray_backend._start("auto", 1.0, 0.0)
+    assert ("no Ray cluster answers" in str(caught.value)) is not listens
+    assert ("RAY_AUTH_TOKEN" in str(caught.value)) is listens
 
 
 @pytest.mark.ray
