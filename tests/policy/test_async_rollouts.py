@@ -120,7 +120,7 @@ def test_requests_overlap_on_one_policy(workers):
 
 def test_an_update_waits_for_requests_in_flight_and_stops_new_ones_first(held):
     early = [held.request(env_id, env_id) for env_id in range(2)]
-    held.until(BasePolicy.get_num_requests, 2)
+    held.until(Held.get_most, 2)
     held.source.version = 1
     update = held.push()
     held.until(Held.is_updating, True)
