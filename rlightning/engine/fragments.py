@@ -12,7 +12,7 @@ from rlightning.errors import ProtocolError, WorkerError
 from rlightning.policy.base_policy import BasePolicy, PolicyRole
 from rlightning.runtime import Future, Guest, WorkerHandle, gather
 from rlightning.runtime.guests import guest_here, start_guest
-from rlightning.types import EnvRet
+from rlightning.types import EnvRet, PolicyResponse
 from rlightning.types.fragment import Fragment
 from rlightning.types.tree import to_numpy
 
@@ -51,7 +51,7 @@ class FragmentCollector:
         seen: list[EnvRet] = [worker.current() for worker in workers]
         for _ in range(self._num_steps):
             responses = policy._rollout_batch(*seen, env_ids=self._env_ids)
-            stepped = [worker.step(response) for worker, response in zip(workers, responses, strict=True)]
+            stepped = _step_all(workers, responses)
             for place, response in enumerate(responses):
                 block.add(place, seen[place], response)
             seen = stepped
@@ -110,6 +110,19 @@ class FragmentGroup:
             for guest, env_ids in self._collectors
             if missing is None or env_ids in missing
         ]
+
+
+def _step_all(workers: Sequence[EnvWorker], responses: Sequence[PolicyResponse]) -> list[EnvRet]:
+    """Step all workers, also those after one that fails: a policy has answered all, and may keep state of that."""
+    stepped, failure = [], None
+    for worker, response in zip(workers, responses, strict=True):
+        try:
+            stepped.append(worker.step(response))
+        except WorkerError as error:
+            failure = failure or error
+    if failure is not None:
+        raise failure
+    return stepped
 
 
 def _collect(policy: BasePolicy, key: str) -> Fragment:

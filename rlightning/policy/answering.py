@@ -36,6 +36,7 @@ class Answering:
         self._gate, self._timer = gate, timer
         self._takes_deterministic = _accepts(cls.rollout_step, "deterministic")
         self._coroutines: CoroutineThread | None = None
+        self._met: set[tuple[Any, bool]] = set()
 
     def start_coroutines(self, name: str) -> None:
         """Let requests overlap from now on, where the author awaits."""
@@ -58,7 +59,8 @@ class Answering:
         counts = [len(ret.reward) for ret in env_rets]
         with self._gate.request(), self._timer.measure("rollout"), torch.inference_mode():
             _require_weights(policy)
-            request = join_requests(env_rets, policy.device, env_ids)
+            newcomers = self._meet(env_ids, evaluation) if policy.is_stateful else ()
+            request = join_requests(env_rets, policy.device, env_ids, newcomers)
             context = None
             if evaluation:
                 request.evaluation, context = True, EVALUATES.set(True)
@@ -76,6 +78,21 @@ class Answering:
                     f"PolicyResponse(action), and returned a {type(response).__name__}"
                 )
             return split_response(response, counts, policy.version)
+
+    def _meet(self, env_ids: Sequence[Any], evaluation: bool) -> list[Any]:
+        """List the env workers that ask for the first time, so that no state of their rows is here."""
+        newcomers = [env_id for env_id in env_ids if (env_id, evaluation) not in self._met]
+        self._met.update((env_id, evaluation) for env_id in newcomers)
+        return newcomers
+
+    @property
+    def known_envs(self) -> list[int]:
+        """Env workers of training whose state may be here."""
+        return sorted(env_id for env_id, evaluation in self._met if not evaluation and isinstance(env_id, int))
+
+    @known_envs.setter
+    def known_envs(self, env_ids: Sequence[int]) -> None:
+        self._met = {(env_id, False) for env_id in env_ids}
 
     def _options(self, policy: BasePolicy) -> dict[str, Any]:
         """Ask for the mode of the policy."""

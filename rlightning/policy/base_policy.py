@@ -584,6 +584,7 @@ class BasePolicy(nn.Module, ABC):
     def load_own_state(self, state: Mapping[str, Any]) -> None:
         """Take back what is an eval policy's own: its generators and its extra training state."""
         self.load_generators(state)
+        self._answering.known_envs = state.get("known_envs", [])
         if state.get("extra"):  # version 0.1.0 stored none of eval policies
             self.load_extra_training_state(state["extra"])
 

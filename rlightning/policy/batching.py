@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -23,10 +23,12 @@ class _Request(EnvRet):
     Most policies read the observation alone, and a copy of what nobody reads would be made at every step.
     """
 
-    __slots__ = ("_device", "_env_ids", "_env_rets")
+    __slots__ = ("_device", "_env_ids", "_env_rets", "_newcomers")
 
-    def __init__(self, env_rets: Sequence[EnvRet], device: str, env_ids: Sequence[Any]) -> None:
-        self._env_rets, self._device, self._env_ids = env_rets, device, env_ids
+    def __init__(
+        self, env_rets: Sequence[EnvRet], device: str, env_ids: Sequence[Any], newcomers: Collection[Any]
+    ) -> None:
+        self._env_rets, self._device, self._env_ids, self._newcomers = env_rets, device, env_ids, newcomers
         self.observation = self._join("observation", [ret.observation for ret in env_rets])
 
     def __getattr__(self, name: str) -> Any:
@@ -53,7 +55,9 @@ class _Request(EnvRet):
         return sum(ret.num_envs for ret in self._env_rets)
 
 
-def join_requests(env_rets: Sequence[EnvRet], device: str, env_ids: Sequence[Any] = ()) -> EnvRet:
+def join_requests(
+    env_rets: Sequence[EnvRet], device: str, env_ids: Sequence[Any] = (), newcomers: Collection[Any] = ()
+) -> EnvRet:
     """Join results of env workers along the rows, as owned tensors on ``device``.
 
     The policy may write into them: nobody else holds them.
@@ -62,12 +66,13 @@ def join_requests(env_rets: Sequence[EnvRet], device: str, env_ids: Sequence[Any
         env_rets: One result per env worker.
         device: Where the tensors are to be.
         env_ids: Ids of the env workers, for messages; empty means 0, 1, and so on.
+        newcomers: Ids of those whose rows ``is_first`` marks in any case, since no state of them is here.
 
     Raises:
         ShapeError: If results differ in keys, shape of a row or dtype; names env worker and field. A field that is not
             the observation is looked at when it is first read.
     """
-    return _Request(env_rets, device, env_ids)
+    return _Request(env_rets, device, env_ids, newcomers)
 
 
 def _first_misfit(field: str, trees: Sequence[Tree], env_ids: Sequence[Any]) -> str:
@@ -185,11 +190,16 @@ def _join_info(request: _Request, env_rets: Sequence[EnvRet]) -> dict[str, Tree]
 
 def _join_first(request: _Request, env_rets: Sequence[EnvRet]) -> torch.Tensor:
     firsts = [np.zeros(ret.num_envs, np.bool_) if ret.is_first is None else ret.is_first for ret in env_rets]
+    if request._newcomers:
+        pairs = zip(request._env_ids, firsts, strict=True)
+        firsts = [np.ones_like(first) if env_id in request._newcomers else first for env_id, first in pairs]
     return cast("torch.Tensor", request._join("is_first", firsts))
 
 
 def _join_ids(request: _Request, env_rets: Sequence[EnvRet]) -> torch.Tensor:
     ids = request._env_ids
+    if not ids:
+        raise ProtocolError("env_ret.env_id is for rollout_step: this request does not say whose rows it holds")
     if not all(isinstance(env_id, int) for env_id in ids):
         raise ProtocolError(f"env_ret.env_id is for env workers with numbers as ids, and these have {list(ids)}")
     counts = torch.tensor([ret.num_envs for ret in env_rets])

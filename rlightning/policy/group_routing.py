@@ -104,6 +104,19 @@ class GroupRouting:
             self._choose(gone, self._loads())
         return [self._homes[env_id] for env_id in env_ids]
 
+    def homes(self) -> list[list[int]]:
+        """List env id and index of the policy that keeps its state; empty where policies keep none."""
+        if not self._is_stateful:
+            return []
+        indices = {handle: place for place, handle in enumerate(self._members.actors)}
+        homes = self._homes.items()
+        return [[index(env_id), indices[handle]] for env_id, handle in homes if isinstance(env_id, SupportsIndex)]
+
+    def restore_homes(self, homes: Sequence[Sequence[int]]) -> None:
+        """Let env workers go on with the policies of ``homes``."""
+        self._routes.clear()
+        self._homes = {env_id: self._members.actors[place] for env_id, place in homes}
+
     def _choose(self, env_ids: Sequence[Hashable], loads: Sequence[int]) -> list[int]:
         """Say which policy answers each env worker, by index, and remember it."""
         actors = self._members.actors

@@ -10,7 +10,7 @@ from rlightning.policy.base_policy import BasePolicy
 from rlightning.policy.members import Members
 from rlightning.runtime import gather
 
-_OF_AN_ACTOR = ("role", "generator", "evaluation_generator", "global_generators", "extra")
+_OF_AN_ACTOR = ("role", "generator", "evaluation_generator", "global_generators", "extra", "known_envs")
 """What is an eval policy's own; what it acts with is the learner's."""
 
 

@@ -535,7 +535,7 @@ class PolicyGroup:
 
     def get_training_state(self) -> dict[str, Any]:
         """Give all that a resumed run needs: the learner's state and the generators of the eval policies."""
-        return gather_state(self._members)
+        return {**gather_state(self._members), "homes": self._routing.homes()}
 
     def check_extra_training_state(self) -> None:
         """Have each policy see whether a checkpoint can hold what its author wants kept; see ``BasePolicy``."""
@@ -553,6 +553,7 @@ class PolicyGroup:
         load_learners(self._members, state)
         self._push_anew()
         self._members.call_each(self._members.actors, BasePolicy.load_own_state, state["eval"])
+        self._routing.restore_homes(state.get("homes", []))  # version 0.1.0 kept none
 
     def envs_changed(self) -> None:
         """Tell the train policies that their data come from other envs from now on."""

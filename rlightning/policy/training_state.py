@@ -95,6 +95,7 @@ def own_state(policy: BasePolicy) -> dict[str, Any]:
         **policy._generators.get_state(),
         "global_generators": global_generators(),
         "extra": policy.extra_training_state(),
+        "known_envs": policy._answering.known_envs,
     }
     cloned: dict[str, Any] = clone_checkpoint_value(state)
     return cloned

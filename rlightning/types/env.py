@@ -48,7 +48,8 @@ class EnvRet:
         info: Further arrays by name, [N, ...]. Envs of Gymnasium give, where an episode ended, the numbers that are
             logged, with NaN in the other rows, and else nothing.
         is_first: The observation is the first of an episode, [N] bool, whatever the autoreset of the env; on the env's
-            side None where no row is.
+            side None where no row is. A request also marks the rows of an env worker that asks a policy with
+            ``is_stateful`` for the first time.
         env_id: Id of the env worker of each row, [N] int64; only in the request that ``rollout_step`` gets.
         row: Index of the sub-env of each row among those of its worker, [N] int64; likewise.
         evaluation: Whether the request belongs to an evaluation, whose envs have ids of their own; likewise.

@@ -63,6 +63,32 @@ def test_a_resumed_run_goes_on_with_the_state_of_each_row(tmp_path, expected):
         assert hidden(engine, 1) == expected[2:]
 
 
+@pytest.mark.parametrize("homes", [[0, 1, 0], [1, 1, 0]])
+def test_a_resumed_run_keeps_who_answers_whom(tmp_path, homes):
+    way = {"policy": "recurrent_async", "mode": "async", "env": {"num_workers": 3}, "cluster": {"eval_worker_num": 2}}
+    with assemble(made(**way)) as engine:
+        engine.policy_group._routing.restore_homes(list(enumerate(homes)))  # as load may have it
+        engine.start()
+        hidden(engine, 1)
+        save_state(tmp_path / "checkpoint", engine.get_state())
+    with assemble(made(**way)) as engine:
+        engine.resume(tmp_path / "checkpoint")
+        hidden(engine, 1)
+        assert sorted(engine.policy_group.get_training_state()["homes"]) == [[i, home] for i, home in enumerate(homes)]
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+@pytest.mark.parametrize("cluster", [{}, {"placement": {"env_strategy": "process-colocate"}}])
+def test_envs_beside_one_that_fails_keep_their_state(failing, cluster):
+    kinds = [dict(COUNTED, num_workers=1, max_restarts=5) for _ in range(3)]
+    kinds[failing]["env_kwargs"] = {"lengths": [3, 7], "fail_at": 8}
+    with assemble(config(env=kinds, policy={"type": "recurrent"}, cluster=cluster)) as run:
+        run.start()
+        for _ in range(3):
+            assert run.run_epoch()["user/wrong"] == 0
+        assert run.env_group.faults.restarts[failing] > 0
+
+
 @pytest.mark.parametrize("engine", ["syncrl", "rsl"])
 def test_rows_of_an_env_that_was_replaced_begin_anew(engine):
     with assemble(made(env={"env_kwargs": {"lengths": [3, 7], "fail_at": 8}, "max_restarts": 5}, engine=engine)) as run:

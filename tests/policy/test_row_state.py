@@ -82,6 +82,7 @@ def test_a_request_names_worker_row_and_evaluation_of_each_row():
     group = make_group()
     for evaluation in (False, True):
         batched = BatchedData([5, 3], [step(2, first=[0]), request(1)])
+        group.rollout_batch(batched, evaluation=evaluation)  # the first request of a worker marks all of its rows
         answers = gather(group.rollout_batch(batched, evaluation=evaluation).items)
         told = {name: np.concatenate([one.extras[name] for one in answers]).tolist() for name in answers[0].extras}
         assert (told["env_id"], told["row"], told["first"]) == ([5, 5, 3], [0, 1, 0], [True, False, True])
@@ -116,3 +117,23 @@ def test_ids_that_are_no_numbers_are_named_where_a_policy_asks_for_them():
         gather(group.rollout_batch(BatchedData(["left"], [request(1)])).items)
     assert isinstance(caught.value.__cause__, ProtocolError) or isinstance(caught.value, ProtocolError)
     group.shutdown()
+
+
+def test_an_env_worker_that_comes_to_another_policy_is_marked_there():
+    group = make_group(actors=2)
+    marks = []
+    for actor in group.eval_list:
+        own = actor.rollout_step
+        actor.rollout_step = lambda ret, own=own, **options: (
+            marks.append((ret.env_id.tolist(), ret.is_first.tolist())) or own(ret, **options)
+        )
+    both = {0: step(2), 1: step(2)}
+    counts(group, both)
+    counts(group, both)
+    assert sorted(marks) == sorted(
+        [([0, 0], [True] * 2), ([1, 1], [True] * 2), ([0, 0], [False] * 2), ([1, 1], [False] * 2)]
+    )
+    marks.clear()
+    group.pop(PolicyRole.EVAL)
+    assert counts(group, both) == [[3, 3], [1, 1]]
+    assert marks == [([0, 0, 1, 1], [False, False, True, True])]
