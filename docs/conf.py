@@ -30,7 +30,7 @@ nitpicky = True
 nitpick_ignore_regex = [
     (
         r"py:.*",
-        r"(abc|annotated_types|collections|enum|gym|gymnasium|np|numpy|pathlib|pydantic|tensordict|torch|types|typing)\..*",
+        r"(abc|annotated_types|collections|enum|gym|gymnasium|np|numpy|pathlib|pydantic|rich|tensordict|torch|types|typing)\..*",
     ),
     (r"py:.*", r"(Any|Callable|ClassVar|Path|Protocol|Tensor|TensorDict(Base)?|nn\..*|dict\[str|tuple\[int)"),
     (r"py:.*", r"(.*\.)?(P|R|T|T_co|OptionsT)"),  # type variables

@@ -69,6 +69,7 @@ class TextAsTokens(gym.ObservationWrapper[Any, Any, Any]):
         self.observation_space = self._space(env.observation_space)
 
     def observation(self, observation: Any) -> Any:
+        """Return an observation with token ids in the place of texts."""
         return self._encode(observation, self._texts, self.observation_space, "")
 
     def _space(self, space: gym.Space[Any]) -> gym.Space[Any]:
