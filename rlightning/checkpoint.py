@@ -15,7 +15,9 @@ import logging
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,8 @@ FORMAT = 1
 """Version of the layout, written into every manifest."""
 
 _MANIFEST = "manifest.json"
+_ABANDONED_AFTER_S = 3600.0
+"""Age of a folder that no process of this machine writes, after which none of another one does either."""
 _ASIDE = ".old"
 _ASIDE_NAME = re.compile(rf"\..+{re.escape(_ASIDE)}")
 _MARKS = ("__tensor__", "__array__", "__scalar__", "__tuple__", "__items__")
@@ -106,11 +110,13 @@ def save_state(folder: Path | str, states: Mapping[str, Any]) -> Path:
 
 
 def _remove_unfinished(parent: Path) -> None:
-    """Remove what processes that are gone had begun to write."""
+    """Remove what processes that are gone had begun to write long ago; a process may be one of another machine."""
     for path in parent.glob(".*.new-*"):
         number = path.name.rpartition("-")[2]
-        if number.isdecimal() and not _is_running(int(number)):
-            shutil.rmtree(path, ignore_errors=True)
+        with suppress(OSError):
+            is_old = time.time() - path.stat().st_mtime > _ABANDONED_AFTER_S
+            if is_old and number.isdecimal() and not _is_running(int(number)):
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def _is_running(process: int) -> bool:

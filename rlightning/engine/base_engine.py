@@ -242,7 +242,7 @@ class BaseEngine(ABC):
             raise ConfigError("this engine has no envs for evaluation: give it an evaluator")
         with self._timer.measure("evaluate"):
             self.make_room_to_act()
-            evaluation = self.evaluator.run(lambda: self._interrupt.requested)
+            evaluation = self.evaluator.run(lambda: self._interrupt.is_awaited and self._interrupt.requested)
         if evaluation is None:
             return {}
         self._evaluation = evaluation

@@ -21,7 +21,13 @@ class Interrupt:
         self.requested = False
         self._before: dict[int, Any] = {}
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether signals are turned into requests now."""
+        return bool(self._before)
+
     def __enter__(self) -> Interrupt:
+        self.requested = False
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._before[number] = signal.signal(number, self._handle)
@@ -32,6 +38,7 @@ class Interrupt:
     ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        self._before = {}
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.requested:

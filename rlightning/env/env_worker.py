@@ -236,10 +236,9 @@ class EnvWorker:
         Returns:
             Their rows.
         """
-        last = self.current()
         rows: list[int] = np.flatnonzero(self._steps - self._began >= length).tolist()
         for row in rows:
-            self._end_episode(last, row, truncated=True)
+            self._end_episode({}, row, truncated=True)
         return rows
 
     def pop_info(self) -> tuple[dict[str, float], int]:
@@ -339,11 +338,10 @@ class EnvWorker:
 
     def _close_episodes(self, ret: EnvRet) -> None:
         for row in np.flatnonzero(ret.ended).tolist():
-            self._end_episode(ret, row, truncated=not ret.terminated[row])
+            self._end_episode(self._last_info(ret.info, row), row, truncated=not ret.terminated[row])
 
-    def _end_episode(self, ret: EnvRet, row: int, *, truncated: bool) -> None:
+    def _end_episode(self, info: dict[str, float], row: int, *, truncated: bool) -> None:
         return_, length = float(self._returns[row]), int(self._steps - self._began[row])
-        info = self._last_info(ret.info, row)
         self._episodes.append(self._episode(return_, length, truncated, row, info))
         self._begin_episodes(row)
 

@@ -82,6 +82,8 @@ def beside(module: ModuleType) -> list[ModuleType]:
             return None
         return Path(file).parent.parent if hasattr(candidate, "__path__") else Path(file).parent
 
+    if "site-packages" in folder.parts or (folder / "rlightning" / "__init__.py").is_file():
+        return [module]  # installed packages, and this one, are there on every machine
     found = [each for name, each in list(sys.modules.items()) if name != "__main__" and place(each) == folder]
     return list(dict.fromkeys([module, *found]))
 

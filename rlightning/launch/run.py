@@ -8,7 +8,6 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -161,11 +160,17 @@ def open_folder(path: Path | str, overrides: Sequence[str] = (), *, trains: bool
     refused = [
         Problem(name, f"cannot change in {'a run that goes on' if trains else 'an evaluation'}: it was {before!r}")
         for name, (before, _) in changes_between(run.config, loaded.config).items()
-        if any(fnmatch(name, pattern) or fnmatch(name, f"{pattern}.*") for pattern in fixed)
+        if any(_is_within(name, pattern) for pattern in fixed)
     ]
     if refused:
         raise ConfigError(refused)
     return changed
+
+
+def _is_within(path: str, pattern: str) -> bool:
+    """Return whether a dotted path is a pattern's, or lies below it; ``*`` stands for one part."""
+    parts, wanted = path.split("."), pattern.split(".")
+    return len(parts) >= len(wanted) and all(b in ("*", a) for a, b in zip(parts, wanted, strict=False))
 
 
 def changes_between(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
@@ -211,11 +216,11 @@ def resume(run: RunFolder, console: Console | None = None) -> RunFolder:
         console.print(f"nothing is left to do; {longer}", soft_wrap=True, markup=False)
         return run
     recording = open_run(run, first_epoch=counters["epoch"], resumed_at=counters["env_steps"])
-    with _told(run, console), recording:
+    with _told(run, console), recording, assemble(run.config) as engine:
+        engine.resume(checkpoint)
+        # Only now: a change that cannot be built, or that the state does not fit, leaves the folder as it is.
         keep_changes(run, "resume", done, console)
-        with assemble(run.config) as engine:
-            engine.resume(checkpoint)
-            engine.run()
+        engine.run()
     return run
 
 

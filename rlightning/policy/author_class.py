@@ -51,6 +51,9 @@ def check_class(cls: type[BasePolicy], base: Any) -> None:
             # Ray wraps all methods of an actor, inherited ones too.
             if inspect.unwrap(held[name]) is not inspect.unwrap(vars(base).get(name, _NOTHING)):
                 raise _refusal(owner.__name__, [name])
+    for name in ("_rollout", "_rollout_async"):
+        if name in vars(cls):
+            setattr(cls, name, _with_known_options(vars(cls)[name]))
     if "__init__" in vars(cls):
         cls.__init__ = _checked(cls.__init__, cls.__name__)  # type: ignore[method-assign]
 
@@ -75,6 +78,19 @@ def check_attributes(policy: BasePolicy, before: dict[str, Any]) -> None:
 def _refusal(owner: str, names: Iterable[str]) -> ReservedName:
     parts = [f"{name} (call it {'_own' if name.startswith('_') else 'own_'}{name})" for name in sorted(names)]
     return ReservedName(f"{owner} uses names that the framework needs in each policy: {', '.join(parts)}")
+
+
+def _with_known_options(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """Leave out the options that an author's hook does not take; the contract passes it the request alone."""
+    parameters = inspect.signature(hook).parameters
+    if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+        return hook
+
+    @functools.wraps(hook)
+    def call(self: BasePolicy, env_ret: Any, *args: Any, **options: Any) -> Any:
+        return hook(self, env_ret, *args, **{name: value for name, value in options.items() if name in parameters})
+
+    return call
 
 
 def _checked(init: Callable[..., None], owner: str) -> Callable[..., None]:

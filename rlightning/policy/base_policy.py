@@ -130,6 +130,7 @@ class BasePolicy(nn.Module, ABC):
         self._generators = Generators(self.device)
         self._communicator = Communicator()
         self._data_parallel = DataParallel(self._communicator)
+        self._has_data = False
         self._timer = Timer()
         self._gate = RolloutGate(functools.partial(self._timer.measure, "wait"))
         self._steady = threading.RLock()  # weights may be sent by another thread, and never in the midst of learning
@@ -642,6 +643,7 @@ class BasePolicy(nn.Module, ABC):
         self._memory.require(Part.MODEL, to="take data")
         self._data_parallel.require_current(self)
         with self._learning("update_dataset"):
+            self._has_data = True
             lag = versions_behind(data, self.version)
             self.update_dataset(data.to(self.device) if self.device != "cpu" and hasattr(data, "to") else data)
         return lag
@@ -655,7 +657,7 @@ class BasePolicy(nn.Module, ABC):
             try:
                 metrics = self.train(*args, **kwargs)
             except (AttributeError, IndexError, KeyError, TypeError) as error:
-                if self.dataset is not None:
+                if self.dataset is not None or self._has_data:
                     raise
                 raise ProtocolError(
                     f"{type(self).__name__}.train failed, and self.dataset is None: call update_dataset, which has to "

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from operator import index
+from typing import TYPE_CHECKING, Any, SupportsIndex, cast
 
 import numpy as np
 import torch
@@ -200,10 +201,10 @@ def _join_ids(request: _Request, env_rets: Sequence[EnvRet]) -> torch.Tensor:
     ids = request._env_ids
     if not ids:
         raise ProtocolError("env_ret.env_id is for rollout_step: this request does not say whose rows it holds")
-    if not all(isinstance(env_id, int) for env_id in ids):
+    if not all(isinstance(env_id, SupportsIndex) for env_id in ids):
         raise ProtocolError(f"env_ret.env_id is for env workers with numbers as ids, and these have {list(ids)}")
     counts = torch.tensor([ret.num_envs for ret in env_rets])
-    return torch.tensor(list(ids)).repeat_interleave(counts).to(request._device)
+    return torch.tensor([index(env_id) for env_id in ids]).repeat_interleave(counts).to(request._device)
 
 
 def _join_row_numbers(request: _Request, env_rets: Sequence[EnvRet]) -> torch.Tensor:

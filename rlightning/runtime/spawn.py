@@ -83,12 +83,19 @@ def _surviving(cls: type[Any]) -> type[Any]:
     """
 
     class Surviving(cls):  # type: ignore[misc]  # any class
-        def __init__(self, *args: Any) -> None:
-            try:
-                super().__init__(*args)
-            except Exception as error:
-                self.__dict__[_FAILURE] = error
+        pass
 
+    def construct(self: Any, *args: Any) -> None:
+        try:
+            cls.__init__(self, *args)
+        except Exception as error:
+            torch = sys.modules.get("torch")
+            if torch is not None and isinstance(self, torch.nn.Module) and "_modules" not in vars(self):
+                torch.nn.Module.__init__(self)  # Ray looks at the object, and half a module cannot be looked at
+            self.__dict__[_FAILURE] = error
+
+    # Only now: what a base class makes of its subclasses' constructors is not for this one.
+    Surviving.__init__ = construct  # type: ignore[method-assign]
     Surviving.__name__, Surviving.__qualname__, Surviving.__module__ = cls.__name__, cls.__qualname__, cls.__module__
     return Surviving
 

@@ -129,6 +129,17 @@ def test_an_interrupt_breaks_an_evaluation_off_and_leaves_the_checkpoint(engine)
     assert "eval/return_mean" not in run.recorder.rows[-1][2]
 
 
+def test_a_run_that_was_interrupted_goes_on_where_it_is_told_to(engine):
+    run = engine(max_epochs=2)
+    run.recorder.on_log = lambda epoch: signal.raise_signal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        run.run()
+    assert run.epoch == 1
+    assert run.evaluate()["eval/episodes"] == 2
+    run.recorder.on_log = lambda epoch: None
+    assert run.run().epochs == 2
+
+
 @pytest.mark.parametrize(("save_every_s", "saved"), [(600.0, [3]), (1e-9, [1, 2, 3]), (None, [3])])
 def test_a_checkpoint_is_due_after_some_time(engine, save_every_s, saved):
     run = engine(max_epochs=3, save_every_s=save_every_s)

@@ -328,6 +328,14 @@ def test_what_is_changed_in_a_resumed_run_is_used_kept_and_told(folder: Path, ca
     assert json.loads((run / "changes.jsonl").read_text().splitlines()[-1])["command"] == "eval"
 
 
+def test_a_change_that_cannot_be_built_leaves_the_folder_as_it_is(folder: Path) -> None:
+    assert invoke("train", "tiny.yaml").exit_code == 0
+    config = (folder / "runs" / "tiny" / "config.yaml").read_text()
+    assert invoke("resume", "runs/tiny", "train.max_epochs=3", "policy.train_num_gpus=64").exit_code == 2
+    assert (folder / "runs" / "tiny" / "config.yaml").read_text() == config
+    assert not (folder / "runs" / "tiny" / "changes.jsonl").exists()
+
+
 @pytest.mark.parametrize(
     ("command", "change", "message"),
     [
@@ -335,6 +343,7 @@ def test_what_is_changed_in_a_resumed_run_is_used_kept_and_told(folder: Path, ca
         ("resume", "policy.model_cfg.hidden_sizes=[3]", "policy.model_cfg.hidden_sizes"),
         ("eval", "policy.model_cfg.hidden_sizes=[3]", "policy.model_cfg.hidden_sizes"),
         ("resume", "train.learning_rat=3", "train.learning_rat"),
+        ("resume", "policy.type=coin", "policy.type"),
     ],
 )
 def test_what_a_run_was_made_with_cannot_change(folder: Path, command, change, message) -> None:

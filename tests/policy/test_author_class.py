@@ -203,3 +203,41 @@ def test_a_policy_takes_its_part_of_a_checkpoint_of_a_run(tmp_path):
         acting.load_checkpoint(tmp_path / folder)
         assert acting.get_bundle_digest() == source.get_bundle_digest()
         assert acting._rollout(batch([2]).items[0]).version == 1
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_hooks_with_the_signature_of_the_contract_are_called_with_that(mode):
+    class Own(Bare):
+        def _rollout(self, env_ret):
+            self.asked = True
+            return super()._rollout(env_ret)
+
+        def _rollout_async(self, env_ret):
+            self.asked = True
+            return super()._rollout_async(env_ret)
+
+    config = PolicyConfig(rollout_mode=mode)
+    actor = Own(config, PolicyRole.EVAL)
+    group = PolicyGroup([Own(config, PolicyRole.TRAIN)], [actor], config)
+    group.init(TRAIN)
+    group.sync_weights()
+    answers = group.rollout_batch(batch([2])).values()
+    assert len(answers[0].result().action) == 2
+    assert actor.asked
+    group.shutdown()
+
+
+def test_what_train_raises_stays_what_it_is_where_data_came():
+    class Keeps(Bare):
+        def update_dataset(self, data):
+            self.kept = data  # and no self.dataset
+
+        def train(self, *args, **kwargs):
+            return {}["no such loss"]
+
+    policy = learner(Keeps)
+    with pytest.raises(ProtocolError, match="call update_dataset"):
+        policy._train()
+    policy._update_dataset([1])
+    with pytest.raises(KeyError, match="no such loss"):
+        policy._train()

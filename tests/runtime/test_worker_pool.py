@@ -11,9 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from rlightning.config import PolicyConfig
 from rlightning.errors import ConfigError, PlacementError, Problem, WorkerError
+from rlightning.policy.base_policy import PolicyRole
 from rlightning.runtime import as_handle, ray_backend
 from rlightning.runtime.spawn import WorkerPool, WorkerSetup, WorkerSpec
+from tests.policy.policies import Bare
 from tests.runtime.workers import Worker
 
 
@@ -46,6 +49,13 @@ class Wrong:
         raise ConfigError(Problem("env.name", "there is no CartPol-v1", suggestion="CartPole-v1"))
 
 
+class Broken(Bare):
+    """A policy whose constructor fails before that of the framework."""
+
+    def __init__(self, config, role_type):
+        raise ValueError("no such gripper")
+
+
 @pytest.mark.parametrize("remote", [False, pytest.param(True, marks=pytest.mark.ray)])
 def test_a_constructor_that_fails_raises_the_same_here_and_there(remote, request):
     if remote:
@@ -55,6 +65,7 @@ def test_a_constructor_that_fails_raises_the_same_here_and_there(remote, request
         for cls, args, kind, text in (
             (Worker, (True,), ValueError, "no such robot"),
             (Wrong, (), ConfigError, "env.name: there is no CartPol-v1; did you mean 'CartPole-v1'?"),
+            (Broken, (PolicyConfig(), PolicyRole.EVAL), ValueError, "no such gripper"),
         ):
             with pytest.raises(kind) as caught:
                 pool.start([WorkerSpec(cls, args, "worker[0]", remote, num_cpus=0.01)])

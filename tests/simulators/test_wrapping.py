@@ -218,3 +218,14 @@ def test_what_info_cannot_hold_is_refused_by_name(said, message):
 def test_a_text_space_of_an_own_env_says_what_to_do():
     with pytest.raises(UnsupportedSpace, match=r"Text space is no array of fixed shape.*TokenIds"):
         EnvWorker(Teller, EnvConfig(name="teller", num_envs=2, env_kwargs={"text": True}), 0, 7)
+
+
+def test_an_episode_that_is_cut_has_no_numbers_of_its_end():
+    grid = worker(logged_info=["carried"])
+    grid.reset()
+    response = PolicyResponse(np.zeros(grid.get_meta().num_envs, np.int64))
+    grid.step(response)
+    assert grid.cut_episodes(1) == list(range(grid.get_meta().num_envs))
+    assert [(one.truncated, one.length, one.info) for one in grid.pop_episodes()] == [(True, 1, {})] * len(
+        range(grid.get_meta().num_envs)
+    )
