@@ -21,6 +21,8 @@ from rlightning.types import BatchedData, EnvRet
 _STEPS_BETWEEN_COUNTS = 16
 """Steps between two looks at which episodes have ended; looking costs a call per worker."""
 
+_INFO = "eval/info/"
+
 logger = logging.getLogger(__name__)
 
 
@@ -56,6 +58,7 @@ class EvalResult:
         """
         metrics, returns = self.metrics(), [episode.return_ for episode in self.episodes]
         success = metrics.get("eval/success_rate")
+        named = {name.removeprefix(_INFO): mean for name, mean in metrics.items() if name.startswith(_INFO)}
         return "\n".join(
             (
                 f"episodes    {len(returns)}",
@@ -63,6 +66,7 @@ class EvalResult:
                 f"            {min(returns):.2f} to {max(returns):.2f}",
                 f"length      {metrics['eval/length_mean']:.1f} steps",
                 *([] if success is None else [f"success     {success:.0%} of the episodes"]),
+                *(f"{name:<11} {mean:.4g}" for name, mean in named.items()),
             )
         )
 

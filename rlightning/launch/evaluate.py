@@ -14,7 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
-from rlightning.checkpoint import load_state, locate
+from rlightning.checkpoint import locate
 from rlightning.config import Config, EnvConfig
 from rlightning.device import available_gpus
 from rlightning.engine.base_engine import BaseEngine
@@ -73,13 +73,13 @@ def evaluate_run(request: EvalRequest, console: Console) -> None:
     """
     run = open_folder(request.run, request.overrides)
     checkpoint = _find_checkpoint(run, request.checkpoint)
-    keep_changes(run, "eval", load_state(checkpoint, ["engine"])["engine"]["epoch"], console)
     config = _for_evaluation(run.config, request)
     log_to_console(config.log.level)
     if request.video is not None:
         choose_gl_backend()
     with assemble(config) as engine:
         engine.resume(checkpoint)
+        keep_changes(run, "eval", engine.epoch, console)
         result = engine.run().evaluation
         assert result is not None
         how = "most likely actions" if config.evaluation.deterministic else "sampled actions"

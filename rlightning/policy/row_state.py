@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlightning.errors import ShapeError
 from rlightning.types import EnvRet
 
 
@@ -49,7 +50,14 @@ class RowState:
         return torch.where(is_first.reshape(-1, *[1] * initial.ndim), initial, state)
 
     def put(self, env_ret: EnvRet, state: Tensor) -> None:
-        """Keep the state of the rows of a request, [N, ...], for the next one."""
+        """Keep the state of the rows of a request, [N, ...], for the next one.
+
+        Raises:
+            ShapeError: If a row has another shape than the initial value, or the rows are not those of the request.
+        """
+        expected = (len(env_ret.env_id), *self._initial.shape)
+        if state.shape != expected:
+            raise ShapeError(f"the state of these rows has the shape {list(expected)}, got {list(state.shape)}")
         blocks = _blocks(env_ret)
         pieces = torch.split(state.detach(), [rows for _, rows in blocks])
         for (env_id, _), piece in zip(blocks, pieces, strict=True):

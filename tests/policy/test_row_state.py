@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from rlightning.config import PolicyConfig, TrainConfig
-from rlightning.errors import ProtocolError
+from rlightning.errors import ProtocolError, ShapeError
 from rlightning.policy.base_policy import PolicyRole
 from rlightning.policy.policy_group import PolicyGroup
 from rlightning.policy.row_state import RowState
@@ -137,3 +137,10 @@ def test_an_env_worker_that_comes_to_another_policy_is_marked_there():
     group.pop(PolicyRole.EVAL)
     assert counts(group, both) == [[3, 3], [1, 1]]
     assert marks == [([0, 0, 1, 1], [False, False, True, True])]
+
+
+def test_a_state_of_another_shape_is_refused_when_it_is_put():
+    ret = EnvRet.from_reset(np.zeros((2, 2), np.float32), 2)
+    ret.env_id = torch.zeros(2, dtype=torch.int64)
+    with pytest.raises(ShapeError, match=r"has the shape \[2, 64\], got \[2, 3\]"):
+        RowState(torch.zeros(64)).put(ret, torch.zeros(2, 3))
