@@ -18,7 +18,7 @@ class Communicator:
     Attributes:
         rank: Among all members; 0 before ``enter``.
         size: Number of members; 1 before ``enter``.
-        is_on_one_node: Whether all members are on the node of this one, so that nobody else need reach it.
+        is_on_one_node: Whether all members are on the node of this one, so that loopback is enough.
     """
 
     def __init__(self) -> None:

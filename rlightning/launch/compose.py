@@ -167,7 +167,7 @@ def compose(name: str, folders: Sequence[Path], choices: Sequence[GroupChoice]) 
 def _hydra(folders: Sequence[Path]) -> Iterator[Hydra]:
     """Make a Hydra that finds files, the primary one among them, in all folders; that of the program stays as it is."""
     with _LOCK, warnings.catch_warnings():
-        # A file without _self_ wins over its defaults, as one expects; Hydra warns those who knew it otherwise.
+        # A file without _self_ wins over its defaults, whereas earlier versions of Hydra did the opposite, so it warns.
         warnings.filterwarnings("ignore", message=".*Defaults list is missing `_self_`")
         before = version.VersionBase.instance().version_base
         version.setbase(_HYDRA_VERSION_BASE)

@@ -68,7 +68,7 @@ def optimizer_only(policy: BasePolicy, others: Iterable[torch.Tensor]) -> dict[s
 
 
 def require_registered(policy: BasePolicy, frame: Iterable[str], others: Iterable[torch.Tensor]) -> None:
-    """Make sure that no module is out of sight, since its weights would reach nobody.
+    """Make sure that no module is out of sight, since its weights would reach no eval policy.
 
     Args:
         policy: A policy whose networks are built.

@@ -825,7 +825,7 @@ class BasePolicy(nn.Module, ABC):
         return [*optimizer_tensors(optimizers(self)), *held_tensors(self).learned.values()]
 
     def _require_registered(self) -> None:
-        """Refuse modules whose weights would reach nobody; see ``require_registered``."""
+        """Refuse modules whose weights would reach no eval policy; see ``require_registered``."""
         listed = [] if self._lists_plainly else [one for named in self._acting().values() for one in named.values()]
         require_registered(self, self._frame, [*self._tensors(), *listed])
 
@@ -874,7 +874,7 @@ class AsyncRolloutError(ProtocolError, AssertionError):
 
 
 def _detached(metrics: Any) -> Any:
-    """Free metrics from the graphs that they were computed by, which nobody needs any more."""
+    """Detach metrics from the graphs that they were computed by."""
     if not isinstance(metrics, Mapping):
         return metrics
     return {name: value.detach() if isinstance(value, torch.Tensor) else value for name, value in metrics.items()}

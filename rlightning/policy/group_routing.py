@@ -43,7 +43,7 @@ class GroupRouting:
         self._is_stateful: bool | None = None  # None: not asked yet
         self._numbers: dict[Hashable, int] = {}  # of env workers whose ids are no integers
         self._routes: dict[tuple[Hashable, ...], list[tuple[WorkerHandle, list[int]]]] = {}
-        self._homes: dict[Hashable, WorkerHandle] = {}  # who answered each env worker last
+        self._homes: dict[Hashable, WorkerHandle] = {}  # the policy that answered each env worker last
         self._in_flight: list[tuple[WorkerHandle, Future[Any]]] = []
 
     def place_envs(self, env_nodes: Sequence[str]) -> None:

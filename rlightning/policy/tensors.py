@@ -159,7 +159,7 @@ def _without_wrappers(module: nn.Module, name: str) -> str:
 
 
 class Held(NamedTuple):
-    """All tensors that learn or act, by who holds them; no name is in two of the parts.
+    """All tensors that learn or act, by what holds them; no name is in two of the parts.
 
     Attributes:
         modules: Parameters and buffers that are kept, those of no model included; names as in ``ModuleTensors``.
@@ -217,7 +217,7 @@ def put_back(policy: BasePolicy, held: Held, given: Held, version: int) -> None:
     """
     check_same_layout(held.joined(), given.joined(), type(policy).__name__, version)
     if held.listed:
-        # By the author's method, who may list something that is made of what acts. Modules get their own values last.
+        # By the author's method: what it lists may be made of other tensors. Modules get their own values last.
         values = given.listed
         policy._weight_import.load(
             {

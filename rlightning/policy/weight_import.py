@@ -77,9 +77,9 @@ class WeightImport:
         self._outcome = _Outcome(gate)
         self._slots: Slots | None = None
         self._adopted: tuple[Slots, int] | None = None  # whose memory is acted with, and the stamp of what lies there
-        # Of memory that nobody else acts with: its bytes, and how many tensors had a hold on them at first.
+        # Of memory that no other policy acts with: its bytes, and how many tensors had a hold on them at first.
         self._memory: tuple[torch.Tensor, int] | None = None
-        self._is_own = False  # whether nobody else acts with the buffer
+        self._is_own = False  # whether no other policy acts with the buffer
         self._made: Slots | None = None  # the buffer that this policy made for its node
         self._mapped: Slots | None = None  # what a sender of this node writes into, to be copied out
         self._updater: Updater | None = None

@@ -95,7 +95,7 @@ def is_alone(tensor: torch.Tensor) -> bool:
 
 
 def uses_of(tensor: torch.Tensor) -> int:
-    """Count the tensors and arrays that have a hold on the memory of a tensor, and those who ask."""
+    """Count the tensors and arrays that have a hold on the memory of a tensor, and the callers of this function."""
     return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
 
 

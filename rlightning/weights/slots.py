@@ -117,7 +117,7 @@ class Slots:
             Path(self._path).unlink(missing_ok=True)
 
     def let_go(self, flat: torch.Tensor) -> None:
-        """Leave the memory of a slot, given by its bytes, to those who use it, and go on with a copy.
+        """Leave the memory of a slot, given by its bytes, to the tensors that use it, and go on with a copy.
 
         That is for memory that one policy alone acts with.
         """

@@ -1,4 +1,4 @@
-"""All that learns or acts is saved, restored, equal on all train policies and compared, whoever holds it."""
+"""All that learns or acts is saved, restored, equal on all train policies and compared, whichever object holds it."""
 
 import functools
 import logging
