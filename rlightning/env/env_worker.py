@@ -421,7 +421,7 @@ class EnvWorker:
                 row = int(np.argmax(reset_and_ended))
                 raise WorkerError(f"sub-env {row} has is_reset and ended: no step led to a row that was reset")
             reward[is_reset] = 0.0
-            ret.is_first = is_reset.copy()
+            ret.is_first = is_reset  # requests copy it
         if ret.final_observation is not None and not self._env.resets_with_next_step:
             ret.is_first = is_reset | ret.ended
         if last.info:

@@ -42,6 +42,8 @@ class EpisodeInfo:
         Raises:
             ShapeError: If what has such a name is no number; names the sub-env.
         """
+        if not self._asked and not any(infos.values()):
+            return {}
         picked = {name: np.full(self._num_envs, math.nan) for name in self._asked}
         for row, info in infos.items():
             for name in self.names:
