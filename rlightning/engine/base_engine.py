@@ -268,6 +268,7 @@ class BaseEngine(ABC):
         counters = {
             "epoch": self.epoch,
             "env_steps": self.env_steps,
+            "max_epochs": self.config.train.max_epochs,
             "best": self._best,
             "returns": list(self._returns),
             "faults": {"restarts": faults.restarts, "generations": faults.generations, "kinds": faults.kinds},
@@ -303,15 +304,14 @@ class BaseEngine(ABC):
             if isinstance(error, WorkerError) and not isinstance(error.__cause__, CheckpointError):
                 raise
             raise CheckpointError(f"{checkpoint} does not fit this run: {error}") from error
-        self._tell_of_a_longer_schedule(policy["train"].get("options", {}))
+        self._tell_of_a_longer_schedule(counters.get("max_epochs", self.config.train.max_epochs))
         if lost := [f"env[{index}]" for index, state in enumerate(env) if state is None]:
             self.policy_group.envs_changed()
             logger.warning("the state of %s could not be stored: new episodes start there", ", ".join(lost))
 
-    def _tell_of_a_longer_schedule(self, before: Mapping[str, Any]) -> None:
+    def _tell_of_a_longer_schedule(self, epochs: int) -> None:
         """Log what another number of epochs does to a learning rate that falls over the run."""
         train, schedule = self.config.train, self.config.policy.optim_cfg.schedule
-        epochs = before.get("max_epochs", train.max_epochs)
         if epochs != train.max_epochs and schedule != "constant":
             rates = [train.lr * anneal(schedule, self.epoch / total) for total in (epochs, train.max_epochs)]
             logger.warning(

@@ -26,6 +26,7 @@ from rlightning.policy.answering import EVALUATES, Answering
 from rlightning.policy.attributes import optimizers, require_registered, steppers
 from rlightning.policy.author_class import check_attributes, check_class, framework_attributes
 from rlightning.policy.batching import versions_behind
+from rlightning.policy.built_options import Built, built_options
 from rlightning.policy.compilation import compile_at_first_call
 from rlightning.policy.coroutines import hide_coroutines, is_coroutine
 from rlightning.policy.data_parallel import DataParallel, infer_train_dp_world_size, set_nested_attr
@@ -131,6 +132,7 @@ class BasePolicy(nn.Module, ABC):
         self._communicator = Communicator()
         self._data_parallel = DataParallel(self._communicator)
         self._has_data = False
+        self._built_options: Built = {}
         self._timer = Timer()
         self._gate = RolloutGate(functools.partial(self._timer.measure, "wait"))
         self._steady = threading.RLock()  # weights may be sent by another thread, and never in the midst of learning
@@ -306,6 +308,7 @@ class BasePolicy(nn.Module, ABC):
             self._build(training=True)
             self._data_parallel.start(self)
             self.setup_optimizer(self.config.optim_cfg)
+            self._built_options = built_options(self)
             self._require_registered()
             self._data_parallel.start_equal(self)  # what came with the optimizer, too
         self.epoch = self.version = 0

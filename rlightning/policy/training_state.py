@@ -13,13 +13,7 @@ import torch
 from rlightning.checkpoint import as_picklable
 from rlightning.errors import CheckpointError, WeightSyncError
 from rlightning.policy.attributes import steppers
-from rlightning.policy.changed_options import (
-    Changes,
-    changed_options,
-    options_of,
-    use_in_optimizer,
-    use_in_schedule,
-)
+from rlightning.policy.built_options import use_changed_options
 from rlightning.policy.tensors import Held, held_tensors, put_back
 from rlightning.runtime.generators import global_generators
 from rlightning.weights.bundle import check_same_layout
@@ -67,7 +61,7 @@ def whole_state(policy: BasePolicy) -> dict[str, Any]:
         "role": policy.role_type.value,
         "epoch": policy.epoch,
         "version": policy.version,
-        "options": options_of(policy),
+        "built": clone_checkpoint_value(policy._built_options),
         **{part: _cloned(tensors) for part, tensors in held_tensors(policy)._asdict().items()},
         **clone_checkpoint_value(others),
         **policy.get_own_state(),
@@ -120,10 +114,8 @@ def load_whole_state(policy: BasePolicy, state: Mapping[str, Any], *, act_only: 
         own, given = _stored(own, state, parts)
         check_same_layout(own.joined(), given.joined(), type(policy).__name__, state["version"])
         if not act_only:
-            changes = changed_options(policy, state)
-            _load_steppers(held, state, changes)
-            for name, (before, now) in changes.items():
-                logger.info("%s is %s from epoch %d on; it was %s", name, now, state["epoch"] + 1, before)
+            _load_steppers(held, state)
+            use_changed_options(policy, state)
         put_back(policy, own, given, state["version"])
         policy.version = state["version"]
         if act_only:
@@ -145,19 +137,14 @@ def _stored(own: Held, state: Mapping[str, Any], parts: Sequence[str]) -> tuple[
     return own._replace(**left_out), Held(*(state.get(part, {}) for part in Held._fields))._replace(**left_out)
 
 
-def _load_steppers(held: Mapping[str, Mapping[str, Any]], state: Mapping[str, Any], changes: Changes) -> None:
-    """Load optimizers and schedulers, all of them or none; options that were changed keep the values of now."""
+def _load_steppers(held: Mapping[str, Mapping[str, Any]], state: Mapping[str, Any]) -> None:
+    """Load optimizers and schedulers, all of them or none."""
     values = [(value, state[kind][name]) for kind, named in held.items() for name, value in named.items()]
     before = [value.state_dict() for value, _ in values]
     try:
         for value, given in values:
             # Torch keeps the given tensors, and updates them in place: several policies may be given the same.
             value.load_state_dict(clone_checkpoint_value(given))
-        for (value, _), built in zip(values, before, strict=True) if changes else ():
-            if isinstance(value, torch.optim.Optimizer):
-                use_in_optimizer(value, built["param_groups"], changes)
-            else:
-                use_in_schedule(value, built, changes)
     except Exception as error:
         for (value, _), own in zip(values, before, strict=True):
             value.load_state_dict(own)

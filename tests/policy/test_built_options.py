@@ -67,7 +67,43 @@ def test_a_schedule_goes_on_from_the_changed_rate_and_over_the_changed_number_of
 
 def test_a_state_of_a_version_that_stored_no_options_changes_nothing():
     state = learner(Constant, lr=0.1).get_training_state()
-    del state["options"]
+    del state["built"]
     restored = learner(Constant, lr=0.01)
     restored.load_training_state(state)
     assert rates(restored) == [0.1, 0.5]
+
+
+class Cosine(Scheduled):
+    """A schedule whose length is derived from the number of epochs."""
+
+    def setup_optimizer(self, optim_cfg):
+        self.optimizer = torch.optim.SGD(self.net.parameters(), lr=self.train_config.lr)
+        self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 10 * self.train_config.max_epochs)
+
+
+class OneCycle(Scheduled):
+    """A schedule that keeps the largest rate in the optimizer."""
+
+    def setup_optimizer(self, optim_cfg):
+        self.optimizer = torch.optim.SGD(self.net.parameters(), lr=self.train_config.lr)
+        self.scheduler = torch.optim.lr_scheduler.OneCycleLR(self.optimizer, self.train_config.lr, total_steps=50)
+
+
+def test_what_is_derived_from_a_changed_option_is_used_as_well():
+    longer = learner(Cosine, lr=0.1, max_epochs=12)
+    longer.load_training_state(learner(Cosine, lr=0.1, max_epochs=6).get_training_state())
+    assert longer.scheduler.T_max == 120
+    slower = learner(OneCycle, lr=1e-4)
+    slower.load_training_state(learner(OneCycle, lr=1e-3).get_training_state())
+    assert slower.optimizer.param_groups[0]["max_lr"] == 1e-4
+    assert slower.optimizer.param_groups[0]["lr"] == pytest.approx(1e-4 / 25)
+
+
+def test_a_policy_that_goes_back_to_a_state_of_its_own_takes_its_rates_as_they_were():
+    policy = learner(Scheduled, lr=0.1)
+    state = policy.get_training_state()
+    for _ in range(5):
+        policy.optimizer.step()
+        policy.scheduler.step()
+    policy.load_training_state(state)
+    assert rates(policy) == pytest.approx([0.1, 0.5])
