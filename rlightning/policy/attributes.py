@@ -21,10 +21,10 @@ _OF_TORCH = vars(nn.Module()).keys()
 """What a module holds its parts in."""
 _STEPPERS = {"optimizers": torch.optim.Optimizer, "schedulers": torch.optim.lr_scheduler.LRScheduler}
 _NO_HELPERS = (torch.Tensor, type, ModuleType, FunctionType, *_STEPPERS.values())
-"""What is not searched for modules."""
+"""What is not searched."""
 _LEAVES = frozenset({int, float, bool, complex, str, bytes, type(None), np.ndarray, torch.Tensor})
 _DEPTH = 3
-"""Containers and helper objects inside each other that are searched for modules."""
+"""Containers and helper objects inside each other that are searched."""
 
 
 def steppers(policy: BasePolicy) -> dict[str, dict[str, Any]]:
@@ -76,8 +76,9 @@ def require_registered(policy: BasePolicy, frame: Iterable[str], others: Iterabl
         others: All tensors of its modules; what its author lists, as views of the same memory too.
 
     Raises:
-        ProtocolError: If a list, dict or helper object holds a module with tensors that are not among the others, or
-            if an optimizer updates one of such a module; says where it is.
+        ProtocolError: If a list, dict or helper object holds a module with tensors that are not among the others, if
+            an optimizer updates one of such a module, or if an optimizer or a schedule lies deeper than ``steppers``
+            looks; says where it is.
     """
     tensors = list(others)
     known, places = set(map(id, tensors)), {tensor.data_ptr() for tensor in tensors if tensor.layout == torch.strided}
@@ -86,7 +87,15 @@ def require_registered(policy: BasePolicy, frame: Iterable[str], others: Iterabl
         return id(tensor) not in known and (tensor.layout != torch.strided or tensor.data_ptr() not in places)
 
     own = {name: value for name, value in vars(policy).items() if name not in _OF_TORCH and name not in frame}
-    for path, held in _modules_in(own, type(policy).__name__, set(), _DEPTH + 1):
+    stepping = {id(one) for named in steppers(policy).values() for one in named.values()}
+    for path, held in _search(own, type(policy).__name__, set(), _DEPTH + 1):
+        if isinstance(held, tuple(_STEPPERS.values())):
+            if id(held) not in stepping:
+                raise ProtocolError(
+                    f"{path} is a {type(held).__name__} that no checkpoint would hold: make it an attribute of the "
+                    f"policy, or put it into a dict or list that is one"
+                )
+            continue
         parts = [held] if isinstance(held, torch.Tensor) else [*held.parameters(), *held.buffers()]
         if not any(map(is_strange, parts)):
             continue
@@ -115,17 +124,17 @@ def _named(policy: BasePolicy) -> dict[str, Any]:
     return held
 
 
-def _modules_in(held: Mapping[Any, Any], path: str, seen: set[int], depth: int) -> Iterator[tuple[str, Any]]:
-    """List the modules and parameters in attributes, containers and helper objects, with their places."""
+def _search(held: Mapping[Any, Any], path: str, seen: set[int], depth: int) -> Iterator[tuple[str, Any]]:
+    """List modules, parameters, optimizers and schedules in attributes, containers and helpers, with their places."""
     for name, value in held.items():
         if type(value) in _LEAVES or id(value) in seen:
             continue
         seen.add(id(value))
         # By its type, since a weak reference says that it is what it refers to.
-        if issubclass(type(value), nn.Module | nn.Parameter):
+        if issubclass(type(value), (nn.Module, nn.Parameter, *_STEPPERS.values())):
             yield f"{path}.{name}", value
         elif depth and (inner := _parts(value)):
-            yield from _modules_in(inner, f"{path}.{name}", seen, depth - 1)
+            yield from _search(inner, f"{path}.{name}", seen, depth - 1)
 
 
 def _parts(value: Any) -> Mapping[Any, Any]:

@@ -5,6 +5,7 @@ import logging
 import weakref
 from collections import deque
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -335,3 +336,15 @@ def test_actors_act_with_a_table_that_is_an_array():
     assert group.compare_weights() == []
     answers = group.rollout_batch(batch([1, 1])).items
     assert [answer.result().action.tolist() for answer in answers] == [[[2.0, 2.0]]] * 2
+
+
+@pytest.mark.parametrize("place", ["a helper", "a dict in a list"])
+def test_an_optimizer_out_of_sight_is_refused_at_the_start(place):
+    class Deep(Bare):
+        def setup_optimizer(self, optim_cfg):
+            optimizer = torch.optim.Adam([torch.zeros(1, requires_grad=True)])
+            self.parts = SimpleNamespace(optimizer=optimizer) if place == "a helper" else [{"optimizer": optimizer}]
+
+    policy = Deep(PolicyConfig(), PolicyRole.TRAIN)
+    with pytest.raises(ProtocolError, match=r"Deep.parts.*optimizer is a Adam that no checkpoint would hold"):
+        policy.init_train(TrainConfig())
