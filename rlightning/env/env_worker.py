@@ -13,6 +13,7 @@ from rlightning.env import state as plain_state
 from rlightning.env.arrays import Leaf, all_finite, any_true, checked, map_parts, no_choice, row_leaves
 from rlightning.env.base_env import BaseEnv
 from rlightning.env.faults import FaultKind
+from rlightning.env.missing_names import MissingNames
 from rlightning.env.seeding import Purpose, sub_env_seeds
 from rlightning.env.text import encode_rows
 from rlightning.errors import CheckpointError, ProtocolError, ShapeError, WorkerError
@@ -106,6 +107,7 @@ class EnvWorker:
     ) -> None:
         self.name = f"env[{index}]" if purpose == "train" else f"{purpose}_env[{index}]"
         self._index, self._task, self._text = index, config.task or config.name, config.text
+        self._missing = MissingNames()
         self._episode_info = tuple(dict.fromkeys((*config.logged_info, SUCCESS)))
         try:
             self._env = env_class(config)
@@ -354,8 +356,7 @@ class EnvWorker:
                     raise WorkerError(f"info[{name!r}] is no number per sub-env", self.name, "step")
                 found[name] = float(info[name][row])
             elif name != SUCCESS:
-                known = ", ".join(info) or "none"
-                raise WorkerError(f"env.logged_info names {name!r}, and info has {known}", self.name, "step")
+                self._missing.tell(name, info)
         return {name: value for name, value in found.items() if not math.isnan(value)}
 
     def _add_info(self, ret: EnvRet) -> None:

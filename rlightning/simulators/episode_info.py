@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
-import logging
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from rlightning.env.missing_names import MissingNames
 from rlightning.errors import ShapeError
-
-_log = logging.getLogger(__name__)
 
 
 class EpisodeInfo:
@@ -27,7 +24,7 @@ class EpisodeInfo:
     def __init__(self, asked: Sequence[str] = (), usual: Sequence[str] = (), num_envs: int = 1) -> None:
         self._asked, self._num_envs = tuple(asked), num_envs
         self.names = tuple(dict.fromkeys((*asked, *usual)))
-        self._missed: set[str] = set()
+        self._missing = MissingNames()
 
     def pick(self, infos: Mapping[int, Mapping[str, Any]]) -> dict[str, np.ndarray[Any, Any]]:
         """Collect the numbers.
@@ -51,13 +48,8 @@ class EpisodeInfo:
                     picked.setdefault(name, np.full(self._num_envs, math.nan))[row] = _number(
                         info[name], f"info[{name!r}] of sub-env {row}"
                     )
-                elif name in self._asked and name not in self._missed:
-                    self._missed.add(name)
-                    nearest = difflib.get_close_matches(name, info, n=1)
-                    meant = f"; did you mean {nearest[0]}?" if nearest else ""
-                    _log.warning(
-                        "env.logged_info: no %r in info, which has %s%s", name, ", ".join(info) or "none", meant
-                    )
+                elif name in self._asked:
+                    self._missing.tell(name, info)
         return picked
 
 

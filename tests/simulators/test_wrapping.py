@@ -12,6 +12,7 @@ from rlightning.env import BaseEnv, EnvWorker
 from rlightning.env.text import Tokenizer
 from rlightning.errors import ConfigError, UnsupportedSpace, WorkerError
 from rlightning.launch.load import load_config
+from rlightning.registry import lookup
 from rlightning.simulators.gymnasium import GymnasiumEnv
 from rlightning.types import EnvMeta, EnvRet, PolicyResponse, TokenIds
 
@@ -229,3 +230,15 @@ def test_an_episode_that_is_cut_has_no_numbers_of_its_end():
     assert [(one.truncated, one.length, one.info) for one in grid.pop_episodes()] == [(True, 1, {})] * len(
         range(grid.get_meta().num_envs)
     )
+
+
+def test_a_name_that_an_own_env_lacks_is_said_once_too(caplog):
+    kind = EnvConfig(
+        name="InvertedPendulum-v5", backend="mujoco", num_envs=1, max_episode_steps=3, logged_info=["ball"]
+    )
+    pendulum = EnvWorker(lookup("simulator", "mujoco"), kind, 0, 1)
+    pendulum.reset()
+    for _ in range(9):
+        pendulum.step(PolicyResponse(np.zeros((1, 1), np.float32)))
+    assert len(pendulum.pop_episodes()) == 3
+    assert caplog.text.count("env.logged_info: no 'ball' in info") == 1

@@ -1,0 +1,24 @@
+"""Names of ``env.logged_info`` that an env does not have."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Collection
+
+_log = logging.getLogger(__name__)
+
+
+class MissingNames:
+    """Logs each name that ``info`` lacks once, with the nearest one that it has."""
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
+
+    def tell(self, name: str, known: Collection[str]) -> None:
+        """Log that a name is not among those that are known, the first time."""
+        if name not in self._told:
+            self._told.add(name)
+            nearest = difflib.get_close_matches(name, known, n=1)
+            meant = f"; did you mean {nearest[0]}?" if nearest else ""
+            _log.warning("env.logged_info: no %r in info, which has %s%s", name, ", ".join(known) or "none", meant)
