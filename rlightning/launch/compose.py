@@ -9,14 +9,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
-from hydra import version
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.hydra import Hydra
-from hydra._internal.utils import create_config_search_path
+from hydra import compose as hydra_compose
+from hydra import initialize, version
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, MissingConfigException
+from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -30,7 +32,20 @@ PACKAGE_CONF = Path(__file__).parents[1] / "conf"
 
 _HYDRA_VERSION_BASE = "1.3"
 _LOCK = threading.Lock()
-"""Hydra's version, its job and Python's filters of warnings belong to the process: threads compose one by one."""
+"""Hydra and Python's filters of warnings belong to the process: threads compose one by one."""
+
+
+class _Folders(SearchPathPlugin):
+    """Has Hydra look for all files, the primary one among them, in the folders of the configuration at hand."""
+
+    folders: ClassVar[Sequence[Path]] = ()
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        for folder in reversed(self.folders):
+            search_path.prepend("rlightning", f"file://{folder}")
+
+
+Plugins.instance().register(_Folders)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,18 +158,14 @@ def compose(name: str, folders: Sequence[Path], choices: Sequence[GroupChoice]) 
     assert primary is not None
     parse_yaml(primary)
     try:
-        with _hydra(folders) as loaded:
-            known = set(_defaults(loaded, name, []).overrides.known_choices) if choices else set()
+        with _hydra(folders):
+            known = set(_defaults(name, []).overrides.known_choices) if choices else set()
             overrides = [_as_override(choice, known) for choice in choices]
-            files = [(entry.config_path, entry.package or "") for entry in _defaults(loaded, name, overrides).defaults]
-            composed = loaded.compose_config(
-                name, overrides, RunMode.RUN, with_log_configuration=False, from_shell=False
-            )
-        tree = OmegaConf.to_container(composed, resolve=False)
+            files = [(entry.config_path, entry.package or "") for entry in _defaults(name, overrides).defaults]
+            tree = OmegaConf.to_container(hydra_compose(name, overrides), resolve=False)
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
         raise ConfigError(_explain(error, primary, folders)) from error
     assert isinstance(tree, dict)
-    tree.pop("hydra", None)
     sources = Sources()
     for config_path, package in files:
         file = _find(config_path, folders) if config_path else None
@@ -164,24 +175,25 @@ def compose(name: str, folders: Sequence[Path], choices: Sequence[GroupChoice]) 
 
 
 @contextmanager
-def _hydra(folders: Sequence[Path]) -> Iterator[Hydra]:
-    """Make a Hydra that finds files, the primary one among them, in all folders; that of the program stays as it is."""
+def _hydra(folders: Sequence[Path]) -> Iterator[None]:
+    """Let Hydra find files in some folders; a program that uses Hydra itself finds it as it was."""
     with _LOCK, warnings.catch_warnings():
         # A file without _self_ wins over its defaults, whereas earlier versions of Hydra did the opposite, so it warns.
         warnings.filterwarnings("ignore", message=".*Defaults list is missing `_self_`")
-        before = version.VersionBase.instance().version_base
-        version.setbase(_HYDRA_VERSION_BASE)
-        search_path = create_config_search_path(None)
-        for folder in reversed(folders):
-            search_path.prepend("main", f"file://{folder}")
+        state, base = GlobalHydra.instance(), version.VersionBase.instance()
+        outer, state.hydra, before = state.hydra, None, base.version_base
+        _Folders.folders = folders
         try:
-            yield Hydra("rlightning", ConfigLoaderImpl(search_path))
+            with initialize(None, job_name="rlightning", version_base=_HYDRA_VERSION_BASE):
+                yield
         finally:
+            _Folders.folders = ()
+            GlobalHydra.instance().hydra = outer
             version.VersionBase.instance().version_base = before
 
 
-def _defaults(loaded: Hydra, name: str, overrides: list[str]) -> Any:
-    return loaded.config_loader.compute_defaults_list(name, overrides, RunMode.RUN)
+def _defaults(name: str, overrides: list[str]) -> Any:
+    return GlobalHydra.instance().config_loader().compute_defaults_list(name, overrides, RunMode.RUN)
 
 
 def _as_override(choice: GroupChoice, known: set[str]) -> str:
