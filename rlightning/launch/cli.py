@@ -112,7 +112,7 @@ def resume(run: _Run, overrides: _Overrides = None) -> None:
     """
     with _exit_codes():
         with _loading():
-            from rlightning.launch.run import open_folder
+            from rlightning.launch.changes import open_folder
             from rlightning.launch.run import resume as resume_training
 
             folder = open_folder(run, overrides or [], trains=True)

@@ -22,7 +22,7 @@ from rlightning.engine.recorder import CheckpointFolder
 from rlightning.env.env_worker import EnvWorker, Episode
 from rlightning.errors import CheckpointError, MissingDependency, RLightningError
 from rlightning.launch.assemble import assemble
-from rlightning.launch.run import keep_changes, open_folder
+from rlightning.launch.changes import keep_changes, open_folder
 from rlightning.observability.logs import log_to_console
 from rlightning.observability.run_folder import RunFolder
 from rlightning.registry import lookup

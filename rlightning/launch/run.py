@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import shutil
 import sys
@@ -17,8 +16,9 @@ from rich.markup import escape
 from rlightning.checkpoint import load_state
 from rlightning.config import Config
 from rlightning.engine.recorder import CheckpointFolder, FolderRecorder
-from rlightning.errors import CheckpointError, ConfigError, Problem
+from rlightning.errors import CheckpointError
 from rlightning.launch.assemble import assemble
+from rlightning.launch.changes import keep_changes
 from rlightning.launch.context import RunContext, current_run
 from rlightning.launch.load import LoadedConfig, load_config
 from rlightning.launch.problems import EXIT_BAD_CONFIG, EXIT_INTERRUPTED, config_error_in, print_problems
@@ -116,88 +116,6 @@ def train(loaded: LoadedConfig, console: Console | None = None) -> RunFolder:
         console.print(f"evaluated   initial weights, in {_short(run.path)}", soft_wrap=True, markup=False)
         console.print(result.evaluation.describe(), highlight=False)
     return run
-
-
-_FIXED = ("policy.type", "policy.model_cfg")
-"""What the weights of a run were made with."""
-_FIXED_IN_TRAINING = (
-    *_FIXED,
-    "seed",
-    "env.*.name",
-    "env.*.backend",
-    "env.*.num_envs",
-    "env.*.num_workers",
-    "policy.optim_cfg.name",
-    "cluster.train_worker_num",
-    "cluster.eval_worker_num",
-    "log.name",
-    "train.save_dir",
-)
-"""What else the state of a run that goes on was made with."""
-
-
-def open_folder(path: Path | str, overrides: Sequence[str] = (), *, trains: bool = False) -> RunFolder:
-    """Open the folder of an earlier run, and load the modules that its configuration imports.
-
-    Args:
-        path: The folder.
-        overrides: Changes to its configuration, ``key=value``; see ``keep_changes``.
-        trains: Whether the run goes on, for which more has to stay as it is than for an evaluation.
-
-    Raises:
-        CheckpointError: If it is not the folder of a run.
-        ConfigError: If the configuration cannot be run, or a change is one of what cannot change; lists all problems.
-    """
-    config = Path(path).expanduser() / "config.yaml"
-    if not config.is_file():
-        return RunFolder.open(path)
-    loaded = load_config(str(config), overrides)
-    run = RunFolder.open(path)
-    if not overrides:
-        return run
-    changed = dataclasses.replace(run, config=loaded.config)
-    fixed = _FIXED_IN_TRAINING if trains else _FIXED
-    refused = [
-        Problem(name, f"cannot change in {'a run that goes on' if trains else 'an evaluation'}: it was {before!r}")
-        for name, (before, _) in changes_between(run.config, loaded.config).items()
-        if any(_is_within(name, pattern) for pattern in fixed)
-    ]
-    if refused:
-        raise ConfigError(refused)
-    return changed
-
-
-def _is_within(path: str, pattern: str) -> bool:
-    """Return whether a dotted path is a pattern's, or lies below it; ``*`` stands for one part."""
-    parts, wanted = path.split("."), pattern.split(".")
-    return len(parts) >= len(wanted) and all(b in ("*", a) for a, b in zip(parts, wanted, strict=False))
-
-
-def changes_between(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
-    """Compare two configurations: dotted path -> both values, None where there is none."""
-    old, new = (dict(_leaves(config.model_dump(mode="json"))) for config in (before, after))
-    return {path: (old.get(path), new.get(path)) for path in old | new if old.get(path) != new.get(path)}
-
-
-def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict) and value:
-        for key, item in value.items():
-            yield from _leaves(item, f"{path}.{key}" if path else str(key))
-    elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
-        for index, item in enumerate(value):
-            yield from _leaves(item, f"{path}.{index}")
-    else:
-        yield path, value
-
-
-def keep_changes(run: RunFolder, command: str, epoch: int, console: Console) -> None:
-    """Write into a run's folder, and say, what differs from its ``config.yaml``; a run that goes on gets a new one."""
-    changes = changes_between(RunFolder.open(run.path).config, run.config)
-    if not changes:
-        return
-    for name, (before, after) in changes.items():
-        console.print(f"changed     {name}={after} (was {before})", soft_wrap=True, markup=False)
-    run.keep_changes(command, epoch, changes, in_force=command == "resume")
 
 
 def resume(run: RunFolder, console: Console | None = None) -> RunFolder:

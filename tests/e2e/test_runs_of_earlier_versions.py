@@ -10,7 +10,8 @@ from rich.console import Console
 
 from rlightning.checkpoint import load_state
 from rlightning.launch.assemble import assemble
-from rlightning.launch.run import open_folder, resume
+from rlightning.launch.changes import open_folder
+from rlightning.launch.run import resume
 from rlightning.observability.sinks import read_metrics
 
 RUNS = Path(__file__).parent / "runs_of_0_1_0"
