@@ -21,8 +21,8 @@ from report import machine, print_line, versions
 from rlightning import Config, build_data_buffer, build_engine, build_env_group, build_policy_group
 from rlightning.launch import launch
 
-GOALS = {"ppo_cartpole": 475.0, "ppo_acrobot": -100.0, "ppo_pendulum": -200.0, "ppo_pixels": 0.9}
-"""Preset -> mean return of 100 training episodes. The first two are Gymnasium's thresholds."""
+GOALS = {"ppo_cartpole": 475.0, "ppo_acrobot": -100.0, "ppo_pendulum": -200.0, "ppo_pixels": 7.0}
+"""Preset -> mean return of 100 training episodes. The first two are Gymnasium's thresholds; the last can reach 8."""
 
 
 def run(config: Config, goal: float) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from rlightning.device import available_gpus
 from rlightning.engine.base_engine import BaseEngine
 from rlightning.engine.recorder import CheckpointFolder
 from rlightning.env.env_worker import EnvWorker, Episode
-from rlightning.errors import CheckpointError, MissingDependency, RLightningError
+from rlightning.errors import CheckpointError, ConfigError, MissingDependency, RLightningError
 from rlightning.launch.assemble import assemble
 from rlightning.launch.changes import keep_changes, open_folder
 from rlightning.observability.logs import log_to_console
@@ -121,7 +121,12 @@ def record_episode(
     import imageio.v2 as imageio
 
     kind = _drawable(config.env[0])
-    worker = EnvWorker(lookup("simulator", kind.backend), kind, 0, config.evaluation.seed, "eval")
+    try:
+        worker = EnvWorker(lookup("simulator", kind.backend), kind, 0, config.evaluation.seed, "eval")
+    except ConfigError as error:
+        if "render_mode" in str(error) and "render_mode" not in config.env[0].env_kwargs:
+            raise RLightningError(f"{kind.name} cannot be drawn: its constructor takes no render_mode") from error
+        raise
     path.parent.mkdir(parents=True, exist_ok=True)
     writer: Any = imageio.get_writer
     fps = fps or worker.render_fps() or _DEFAULT_FPS

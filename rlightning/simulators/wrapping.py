@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
-import re
 from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
@@ -95,10 +94,14 @@ def _find(name: str, path: str) -> type[gym.Wrapper[Any, Any, Any, Any]]:
 
 def _check_arguments(wrapper: type[Any], entry: WrapperConfig, path: str) -> Sequence[Problem]:
     signature = inspect.signature(wrapper)
+    known = list(signature.parameters)[1:]
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in signature.parameters.values())
+    if unknown := [name for name in entry.arguments if not takes_any and name not in known]:
+        nearest = difflib.get_close_matches(unknown[0], known, n=1)
+        message = f"{entry.name} has no argument {unknown[0]!r}; it has {', '.join(known) or 'none'}"
+        return [Problem(path, message, suggestion=f"{path}.{nearest[0]}" if nearest else "")]
     try:
         signature.bind(None, **entry.arguments)
     except TypeError as error:
-        misspelt = re.search(r"unexpected keyword argument '(\w+)'", str(error))
-        nearest = difflib.get_close_matches(misspelt[1], list(signature.parameters)[1:], n=1) if misspelt else []
-        return [Problem(path, f"{entry.name}: {error}", suggestion=f"{path}.{nearest[0]}" if nearest else "")]
+        return [Problem(path, f"{entry.name}: {error}")]
     return ()

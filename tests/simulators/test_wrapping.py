@@ -80,6 +80,12 @@ def test_an_env_with_a_vector_implementation_is_wrapped_as_a_plain_one():
             "env.wrappers.0.arguments",
             "did you mean 'env.wrappers.0.arguments.max_reward'",
         ),
+        (
+            ["FrameStackObservation", {"stack_sice": 3}],
+            [],
+            "env.wrappers.0.arguments",
+            "no argument 'stack_sice'; it has stack_size, padding_type; did you mean",
+        ),
         (["TransformReward"], [], "env.wrappers.0.arguments", "missing a required argument: 'func'"),
         (["ClipAction"], ["env.vectorization=native"], "env.vectorization", "around plain envs"),
         (["ClipAction"], ["env.backend=mujoco", "env.name=Ant-v5"], "env.wrappers", "remove them"),

@@ -51,6 +51,9 @@ class Variables(dict[str, Array]):
 
     def __init__(self, initial: Mapping[str, Any], num_envs: int) -> None:
         self._initial = {name: np.asarray(value) for name, value in initial.items()}
+        for name, value in self._initial.items():
+            if value.dtype.kind not in "biuf":
+                raise ShapeError(f"variable {name!r} of the task is {value.dtype}; numbers expected")
         super().__init__({name: np.repeat(value[None], num_envs, axis=0) for name, value in self._initial.items()})
 
     def __missing__(self, name: str) -> Array:
@@ -83,6 +86,13 @@ class Variables(dict[str, Array]):
             raise ValueError(f"it has the variables {sorted(state)}, and the task declares {sorted(self)}")
         for name, array in state.items():
             self[name] = array
+
+
+class _Fields(dict[str, Array]):
+    """What is read from MuJoCo's data after each step, by name."""
+
+    def __missing__(self, name: str) -> Array:
+        raise KeyError(f"{name!r} is not read: add it to the task's reads, which has {', '.join(self) or 'none'}")
 
 
 class Worlds:
@@ -139,7 +149,7 @@ class Worlds:
         self._datas = [mujoco.MjData(model) for _ in range(self._threads)]
         self._models = [model] * self._threads
         self._writes: list[list[tuple[Array, Array]]] = [[] for _ in range(self._threads)]
-        self.read = {name: np.zeros((num_envs, *_field(self._datas[0], name).shape)) for name in reads}
+        self.read = _Fields({name: np.zeros((num_envs, *_field(self._datas[0], name).shape)) for name in reads})
         self._copies = [[(self.read[name], _field(data, name)) for name in reads] for data in self._datas]
         if "energy" in reads and not int(model.opt.enableflags) & int(mujoco.mjtEnableBit.mjENBL_ENERGY):
             raise ConfigError(

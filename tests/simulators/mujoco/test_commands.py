@@ -14,7 +14,7 @@ from rlightning.registry import register
 from rlightning.simulators.mujoco.drawing import find_root, find_tracking_camera
 from rlightning.simulators.mujoco.env import MujocoEnv
 from rlightning.simulators.mujoco.task import Task, TaskOptions
-from rlightning.simulators.mujoco.worlds import holding_controls
+from rlightning.simulators.mujoco.worlds import Variables, Worlds, holding_controls
 from rlightning.types import PolicyResponse
 
 BENT = (0.5, -0.8)
@@ -250,3 +250,11 @@ def test_the_camera_follows_the_robot(camera, joint, tracking, root):
     <body name="robot">{joint}{camera}<geom size="0.1"/></body></worldbody></mujoco>
     """)
     assert (find_tracking_camera(model), find_root(model)) == (tracking, root)
+
+
+def test_a_field_that_is_not_read_and_a_variable_that_is_no_number_are_named():
+    worlds = Worlds(mujoco.MjModel.from_xml_string("<mujoco/>"), 2, 1, reads=("qacc",))
+    with pytest.raises(KeyError, match="'xquat' is not read: add it to the task's reads, which has qacc"):
+        worlds.read["xquat"]
+    with pytest.raises(ShapeError, match="variable 'mode' of the task is <U4; numbers expected"):
+        Variables({"mode": "walk"}, 2)
