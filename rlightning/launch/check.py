@@ -102,7 +102,7 @@ def show_plan(loaded: LoadedConfig, console: Console, cluster_file: Path | None 
     meta = env_meta(plan)
     sizes = measure(config, meta)
     console.print(f"[bold]configuration[/] of {escape(loaded.preset)}\n")
-    console.print(to_yaml(config), markup=False, soft_wrap=True)
+    console.print(to_yaml(_with_own_defaults(config)), markup=False, soft_wrap=True)
     console.print("[bold]who runs where[/]\n")
     console.print(_workers_table(plan, config))
     console.print("\n[bold]what is sent to whom[/], per epoch\n")
@@ -119,6 +119,18 @@ def show_plan(loaded: LoadedConfig, console: Console, cluster_file: Path | None 
             markup=False,
             soft_wrap=True,
         )
+
+
+def _with_own_defaults(config: Config) -> Config:
+    """Fill in the defaults of the options that the algorithm declares."""
+    cls = lookup("policy", config.policy.type)
+    declared = {"model_cfg": cls.ModelOptions, "algo_cfg": cls.AlgoOptions}
+    filled = {
+        name: options.model_validate(getattr(config.policy, name)).model_dump()
+        for name, options in declared.items()
+        if options is not None
+    }
+    return config.model_copy(update={"policy": config.policy.model_copy(update=filled)})
 
 
 def _starts_here(config: Config) -> bool:

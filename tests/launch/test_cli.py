@@ -414,6 +414,8 @@ def test_check_shows_who_runs_where_and_starts_nothing(folder: Path) -> None:
     # 3 workers x 2 sub-envs x 8 steps, twice.
     assert "env steps per epoch 48 = 8 steps x 6 sub-envs" in lines
     assert "env steps of the run 96 = 2 epochs" in lines
+    # Options that an algorithm declares are shown with their defaults.
+    assert "value_coef: 0.5" in done.output
     assert "  batch_size: 8" in done.output or "batch_size: 8," in done.output
     assert not (folder / "runs").exists()
     assert ray.is_initialized() == was_running
