@@ -16,7 +16,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt $(PIP_FLAGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help train test check quick programs remote lint format types imports tests exhaustive gpu docs bench guard clean
+.PHONY: help train test check quick programs remote lint format types imports tests exhaustive gpu docs bench guard size clean
 
 help:  ## list the commands
 	@sed -n 's/^\([a-z]*\):.*## */  make \1|/p' Makefile | awk -F'|' '{printf "%-14s %s\n", $$1, $$2}'
@@ -82,6 +82,9 @@ bench: $(VENV)/stamp-run benchmarks/.venvs/stamp  ## measure everything, two hou
 	$(BIN)/python benchmarks/rollout_batch.py > benchmarks/results/rollout_batch.jsonl
 	$(BIN)/python benchmarks/placement_plan.py > benchmarks/results/placement_plan.jsonl
 	$(BIN)/python benchmarks/page.py
+
+size: $(VENV)/stamp-dev  ## lines per room, methods, cycles of imports
+	$(BIN)/python -m tests.architecture.size
 
 guard: $(VENV)/stamp-run  ## a minute: has PPO become slower, beside a hand-written loop
 	$(BIN)/python benchmarks/guard.py

@@ -1,0 +1,32 @@
+"""A step and a push pass through few files: what a newcomer has to read to follow them."""
+
+import pytest
+
+from rlightning.launch import assemble
+from tests.architecture.walks import files_entered
+from tests.engine.doubles import Notebook, config
+
+STEP_FILES, PUSH_FILES = 21, 19
+
+
+@pytest.fixture(scope="module")
+def engine():
+    """A run in one process, after an epoch that warms up what is built on first use."""
+    engine = assemble(config(), recorder=Notebook())
+    engine.start()
+    engine.run_epoch()
+    yield engine
+    engine.close()
+
+
+def test_steps_pass_through_few_files(engine):
+    entered = files_entered(engine.collect)
+    engine.learn()
+    assert len(entered) <= STEP_FILES, entered
+    assert {"env/env_worker.py", "policy/base_policy.py", "buffer/storage.py"} <= set(entered)
+
+
+def test_a_push_passes_through_few_files(engine):
+    entered = files_entered(engine.publish)
+    assert len(entered) <= PUSH_FILES, entered
+    assert "policy/base_policy.py" in entered
