@@ -2,7 +2,7 @@
 
 from rlightning.runtime.future import Future, JointFuture, LocalFuture, gather, resolve, wait
 from rlightning.runtime.guests import Guest
-from rlightning.runtime.handle import WorkerHandle, WorkerInfo, as_handle, share
+from rlightning.runtime.handle import PartHandle, WorkerHandle, WorkerInfo, as_handle, share
 from rlightning.runtime.line import Line, open_lines
 from rlightning.runtime.place import own_place
 from rlightning.runtime.together import Call, together
@@ -14,6 +14,7 @@ __all__ = [
     "JointFuture",
     "Line",
     "LocalFuture",
+    "PartHandle",
     "WorkerHandle",
     "WorkerInfo",
     "as_handle",

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from rlightning.errors import ProtocolError, blame
 from rlightning.runtime.future import Future
-from rlightning.runtime.handle import WorkerHandle, WorkerInfo
+from rlightning.runtime.handle import PartHandle, WorkerHandle, WorkerInfo
 
 R = TypeVar("R")
 
@@ -88,6 +88,9 @@ class GuestHandle:
 
     def keep(self, value: Future[R]) -> Future[R]:
         return self._host.keep(value)
+
+    def part(self, name: str) -> PartHandle:
+        return PartHandle(self, name)
 
     def channel(self, name: str) -> GuestHandle:
         return self

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from rlightning.errors import blame
 from rlightning.runtime.future import Future
 
 R = TypeVar("R")
@@ -53,6 +54,9 @@ class WorkerHandle(Protocol):
             method: What messages say was called; the function by default.
         """
 
+    def part(self, name: str) -> PartHandle:
+        """Return a handle of an object that the worker holds as the attribute ``name``."""
+
     def channel(self, name: str) -> WorkerHandle:
         """Give a handle whose calls run beside those of other channels, in threads of their own.
 
@@ -67,6 +71,32 @@ class WorkerHandle(Protocol):
 
     def stop(self) -> None:
         """End the worker's process; nothing to do for a local one."""
+
+
+class PartHandle:
+    """Calls methods of an object that a worker holds as an attribute, in one order with the worker's own calls.
+
+    What only the framework calls is such a part, so that it does not stand among the methods of the worker.
+    """
+
+    __slots__ = ("_part", "name", "worker")
+
+    def __init__(self, worker: WorkerHandle, part: str) -> None:
+        self.worker, self.name, self._part = worker, worker.name, part
+
+    def call(self, method: Callable[..., R], *args: Any, **kwargs: Any) -> Future[R]:
+        """Call a method, named by the function itself; arguments that are futures are opened at the worker."""
+        called, values = method.__name__, (*args, *kwargs.values())
+        return self.worker.run(_call_part, self._part, self.name, called, tuple(kwargs), *values, method=called)
+
+
+def _call_part(worker: Any, part: str, name: str, method: str, names: tuple[str, ...], *values: Any) -> Any:
+    count = len(values) - len(names)
+    try:
+        return getattr(getattr(worker, part), method)(*values[:count], **dict(zip(names, values[count:], strict=True)))
+    except Exception as error:
+        blame(error, name, method)
+        raise
 
 
 def as_handle(worker: Any, name: str = "worker") -> WorkerHandle:

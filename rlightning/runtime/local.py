@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from rlightning.errors import WorkerError, raised_by
 from rlightning.runtime.future import Future, LocalFuture, PendingFuture, resolve
-from rlightning.runtime.handle import WorkerInfo
+from rlightning.runtime.handle import PartHandle, WorkerInfo
 
 R = TypeVar("R")
 
@@ -66,6 +66,9 @@ class LocalHandle:
             return LocalFuture(function(self.target, *map(resolve, args)))
         except Exception as error:
             return LocalFuture(error=self._blame(error, method or function.__name__))
+
+    def part(self, name: str) -> PartHandle:
+        return PartHandle(self, name)
 
     def channel(self, name: str) -> LocalHandle:
         return self

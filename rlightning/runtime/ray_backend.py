@@ -25,7 +25,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from rlightning.errors import CallTimeout, PlacementError, WorkerDied, WorkerError, raised_by
 from rlightning.runtime.exit_code import ProcessWatch
 from rlightning.runtime.future import Future
-from rlightning.runtime.handle import WorkerInfo
+from rlightning.runtime.handle import PartHandle, WorkerInfo
 
 logger = logging.getLogger(__name__)
 
@@ -125,8 +125,11 @@ class RayHandle:
         return self.channel(channel).call(method, *args, **kwargs)
 
     def run(self, function: Callable[..., R], *args: Any, on: str = "", method: str = "") -> Future[R]:
-        ref = self.target.__ray_call__.remote(function, *map(_unwrap, args))
+        ref = self._method("__ray_call__", 1).remote(function, *map(_unwrap, args))
         return RayFuture(ref, on or self.name, method or function.__name__)
+
+    def part(self, name: str) -> PartHandle:
+        return PartHandle(self, name)
 
     def channel(self, name: str) -> RayHandle:
         if name not in _CHANNELS.get(self.target._actor_id.hex(), ()):

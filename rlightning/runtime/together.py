@@ -12,22 +12,22 @@ from typing import Any
 
 from rlightning.errors import CallTimeout, PeerLost, WorkerError
 from rlightning.runtime.future import Future, gather
-from rlightning.runtime.handle import WorkerHandle
+from rlightning.runtime.handle import PartHandle, WorkerHandle
 from rlightning.runtime.local import LocalHandle
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call on one worker.
+    """One call on one worker, or on a part of it.
 
     Attributes:
-        handle: The worker.
+        handle: The worker or the part.
         method: What is called, named by the function itself.
         args: Its arguments; futures are opened at the worker.
         kwargs: Those by name.
     """
 
-    handle: WorkerHandle
+    handle: WorkerHandle | PartHandle
     method: Callable[..., Any]
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
@@ -58,8 +58,9 @@ def together(calls: Sequence[Call], timeout: float | None = None) -> list[Any]:
     futures: list[Future[Any] | None] = [None] * len(calls)
     local: dict[int, list[int]] = {}
     for place, call in enumerate(calls):
-        if isinstance(call.handle, LocalHandle):
-            local.setdefault(id(call.handle.target), []).append(place)
+        worker = call.handle.worker if isinstance(call.handle, PartHandle) else call.handle
+        if isinstance(worker, LocalHandle):
+            local.setdefault(id(worker.target), []).append(place)
         else:
             futures[place] = call.start()
 
