@@ -1,6 +1,7 @@
-"""Every error of the package: what happened, where, and what to do about it.
+"""The errors of the package. A message says what happened, where, and how to fix it.
 
-Each error also inherits the builtin that a caller would catch, and survives pickling, since errors cross processes.
+Each error also inherits the builtin exception that a caller would catch. Each can be pickled, since errors cross
+processes.
 """
 
 from __future__ import annotations
@@ -10,18 +11,18 @@ from dataclasses import dataclass
 
 
 class RLightningError(Exception):
-    """Root of all errors that this package raises on purpose."""
+    """Base class of all errors of this package."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong with a configuration.
+    """One fault of a configuration.
 
     Attributes:
         path: Dotted path of the option, such as ``train.lr``.
-        message: What is wrong with it.
-        where: File and line, or the argument of the command line; empty where unknown.
-        suggestion: The nearest valid name; empty where there is none.
+        message: Description of the fault.
+        where: File and line, or the argument of the command line; empty if unknown.
+        suggestion: The nearest valid name; empty if there is none.
     """
 
     path: str
@@ -37,7 +38,7 @@ class Problem:
 
 
 class ConfigError(RLightningError, ValueError):
-    """A configuration that cannot be run; carries all problems at once."""
+    """A configuration is not valid; the error lists all problems."""
 
     def __init__(self, problems: str | Problem | list[Problem] | tuple[Problem, ...]) -> None:
         if isinstance(problems, str):
@@ -52,16 +53,16 @@ class ConfigError(RLightningError, ValueError):
 
 
 class PlacementError(RLightningError, RuntimeError):
-    """The workers do not fit the cluster: what was asked, what is there, which option to change."""
+    """The workers do not fit the cluster; the message has what was asked, what is free, and which option to change."""
 
 
 class WorkerError(RLightningError, RuntimeError):
     """A call on a worker failed; the original exception is ``__cause__``.
 
     Attributes:
-        worker: Who: role and index, such as ``env[3]``.
+        worker: Role and index, such as ``env[3]``.
         method: The method that was called.
-        node: The node that the worker lives on; ``local`` for this process.
+        node: The node of the worker; ``local`` for this process.
     """
 
     def __init__(self, message: str, worker: str = "", method: str = "", node: str = "local") -> None:
@@ -69,7 +70,7 @@ class WorkerError(RLightningError, RuntimeError):
         self.message, self.worker, self.method, self.node = message, worker, method, node
 
     def on_node(self, node: str) -> WorkerError:
-        """Say where the worker lives, if that was not known where the error was made; returns the error itself."""
+        """Set the node of the worker if it was unknown where the error was raised; return this error."""
         if self.node == "local":
             self.node = node
             self.args = (self.message, self.worker, self.method, node)
@@ -81,66 +82,69 @@ class WorkerError(RLightningError, RuntimeError):
 
 
 def blame(error: BaseException, worker: str, method: str) -> None:
-    """Write onto an exception whose call failed, where that is another worker than the one whose process it was."""
+    """Store in an exception which worker and method raised it, for a worker in the process of another one."""
     with suppress(AttributeError):
         error._raised_by = (worker, method)  # type: ignore[attr-defined]
 
 
 def raised_by(error: BaseException, worker: str, method: str) -> tuple[str, str]:
-    """Give the worker and the method that ``blame`` wrote onto an exception, else the ones given."""
-    who: tuple[str, str] = getattr(error, "_raised_by", (worker, method))
-    return who
+    """Return the worker and the method that ``blame`` stored in an exception, else the arguments."""
+    raiser: tuple[str, str] = getattr(error, "_raised_by", (worker, method))
+    return raiser
 
 
 class WorkerDied(WorkerError):
-    """The process of a worker is gone.
+    """The process of a worker has ended.
 
     Attributes:
-        exit_code: Its exit code, or minus the signal that ended it; None where it is not known.
+        exit_code: Its exit code, or minus the number of the signal that ended it; None if unknown.
     """
 
     exit_code: int | None = None
 
 
 class CallTimeout(RLightningError, TimeoutError):
-    """Calls that did not answer in time: which, on whom, after how many seconds."""
+    """Calls did not answer in time; the message has the calls, the workers, and the time limit in seconds."""
 
 
 class PeerLost(RLightningError, ConnectionError):
-    """A rank of a communication group is gone, or went on without the others: which group, which rank noticed, when."""
+    """A rank of a communication group has ended, or continued without the others.
+
+    The message has the group, the rank that noticed it, and the time.
+    """
 
 
 class ShapeError(RLightningError, ValueError):
-    """A tensor has the wrong shape: got, expected, and the names of the axes."""
+    """A tensor has the wrong shape; the message has both shapes and the names of the axes."""
 
 
 class WeightSyncError(RLightningError, RuntimeError):
-    """Weights did not arrive whole: version, sender, receivers, missing and unexpected keys."""
+    """Weights did not arrive complete; the message has version, sender, receivers, missing and unexpected keys."""
 
 
 class NotEnoughData(RLightningError, ValueError):
-    """More was asked of a buffer than it holds."""
+    """A buffer holds less than was requested."""
 
 
 class CheckpointError(RLightningError, RuntimeError):
-    """A checkpoint cannot be used: which file, what is wrong with it, which older one is whole."""
+    """A checkpoint cannot be used; the message has the file, its fault, and the latest older one that is complete."""
 
 
 class RecordError(RLightningError, OSError):
-    """What a run records cannot be written: which file, and why."""
+    """Records of a run cannot be written; the message has the file and the reason."""
 
 
 class ProtocolError(RLightningError, RuntimeError):
-    """Calls in the wrong order: says which call to make first."""
+    """Calls in the wrong order; the message names the call to make first."""
 
 
 class ReservedName(RLightningError, TypeError):
-    """A class of an author uses a name that the framework needs: says which, and proposes another one."""
+    """A user's class uses a name that the framework needs; the message proposes another one."""
 
 
 class UnsupportedSpace(RLightningError, TypeError):
-    """An algorithm was given an observation or action space that it cannot serve."""
+    """An algorithm does not support an observation or action space."""
 
 
 class MissingDependency(RLightningError, ImportError):
-    """An optional package is not installed: names the extra that brings it."""
+    """An optional package is not installed; the message names the extra that installs it."""

@@ -1,7 +1,7 @@
-"""Names for what users choose in a configuration: policies, simulators, buffers, tokenizers, MuJoCo's tasks.
+"""Registry of the classes that a configuration names: policies, simulators, buffers, tokenizers, MuJoCo tasks.
 
-Built-in entries are dotted names, so that nothing heavy is imported before it is used. A user's module, named under
-``imports:``, adds entries of its own::
+Built-in entries are dotted names, so that nothing heavy is imported before it is used. A user's module, listed under
+``imports:``, adds entries::
 
     @register("policy", "my_algorithm")
     class MyPolicy(BasePolicy): ...
@@ -52,14 +52,14 @@ _OPTION: dict[Kind, str] = {
 
 
 def register(kind: Kind, name: str) -> Callable[[T], T]:
-    """Give a class a name that a configuration can use.
+    """Register a class under a name that a configuration can use.
 
     Args:
-        kind: What it is: "policy", "simulator", "buffer", "tokenizer" or "mujoco_task".
+        kind: "policy", "simulator", "buffer", "tokenizer" or "mujoco_task".
         name: The name in the configuration.
 
     Raises:
-        ValueError: If the kind is unknown or another object has that name already.
+        ValueError: If the kind is unknown, or the name belongs to another object.
     """
     if kind not in _ENTRIES:
         raise ValueError(f"nothing of kind {kind!r} can be registered; kinds are {', '.join(_ENTRIES)}")
@@ -75,10 +75,10 @@ def register(kind: Kind, name: str) -> Callable[[T], T]:
 
 
 def lookup(kind: Kind, name: str) -> Any:
-    """Find what a configuration names.
+    """Return the object that is registered under a name.
 
     Raises:
-        ConfigError: If nothing of that kind has the name; suggests the nearest one.
+        ConfigError: If no object of that kind has the name; the error suggests the nearest one.
     """
     entries = _ENTRIES[kind]
     if name not in entries:
@@ -94,7 +94,7 @@ def lookup(kind: Kind, name: str) -> Any:
 
 
 def names(kind: Kind) -> list[str]:
-    """List the names of one kind."""
+    """Return the names of one kind, sorted."""
     return sorted(_ENTRIES[kind])
 
 

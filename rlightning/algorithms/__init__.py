@@ -1,1 +1,1 @@
-"""Algorithms, found by name: subclasses of ``BasePolicy``."""
+"""Algorithms: subclasses of ``BasePolicy``, selected by name."""

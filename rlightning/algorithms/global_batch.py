@@ -1,7 +1,7 @@
-"""The rows of all train policies as one batch, so that several of them learn what one would learn from all rows.
+"""The rows of all train policies as one batch, so that the update is the one of a single learner with all rows.
 
-Nothing is dropped and nothing padded: a minibatch is a slice of one permutation of all rows, and each train policy
-takes those rows of the slice that it holds, which may be none.
+No row is dropped and none is padded. A minibatch is a slice of one permutation of all rows. Each train policy processes
+its own rows of the slice; there may be none.
 """
 
 from __future__ import annotations
@@ -19,46 +19,47 @@ from rlightning.models.normalizer import Moments
 
 @dataclass(frozen=True, slots=True)
 class GlobalBatch:
-    """Which rows of the global batch are this train policy's own.
+    """Index of this train policy's rows within the global batch.
 
-    The rows of all are ordered by time, then by train policy, then as each holds them: the order in which one train
-    policy would hold them all.
+    The global batch is ordered by time, then by train policy, then by the order within each policy. That is the order
+    in which a single train policy would store all rows.
 
     Attributes:
-        peers: Those who hold the rows.
-        places: Place among the own rows of each row of the global batch, [rows of all] int64; -1 where it is another's.
+        peers: The group of the train policies.
+        index: Index among the own rows for each row of the global batch, [all rows] int64; -1 for rows of other train
+            policies.
     """
 
     peers: Group
-    places: Tensor
+    index: Tensor
 
     @classmethod
     def of(cls, times: Tensor, peers: Group) -> GlobalBatch:
-        """Order the rows of all; every train policy calls this with its own.
+        """Build the index of the global batch; a collective call of all train policies.
 
         Args:
             times: Step of each own row within the rollout, [own rows] int32, ascending.
-            peers: The train policies.
+            peers: The group of the train policies.
         """
-        parts = peers.all_gather(times)
-        order = torch.argsort(torch.cat(parts), stable=True)
-        own = order - sum(len(part) for part in parts[: peers.rank])
+        times_by_rank = peers.all_gather(times)
+        order = torch.argsort(torch.cat(times_by_rank), stable=True)
+        own = order - sum(len(each) for each in times_by_rank[: peers.rank])
         return cls(peers, torch.where((own >= 0) & (own < len(times)), own, -1))
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self.index)
 
     def cut(self, order: Tensor, batch_size: int) -> Slices:
-        """Cut a permutation of the global batch into slices of nearly equal size, the fewest not above ``batch_size``.
+        """Cut a permutation of the global batch into the fewest slices of nearly equal size up to ``batch_size``.
 
         Args:
-            order: The permutation, [rows of all] int64, the same on all train policies.
-            batch_size: Rows of all train policies together per slice.
+            order: The permutation, [all rows] int64, the same on all train policies.
+            batch_size: Largest number of rows per slice, summed over the train policies.
         """
         total = len(order)
         count = -(-total // batch_size)
-        sizes = [total // count + (place < total % count) for place in range(count)]
-        own = self.places[order]
+        sizes = [total // count + (i < total % count) for i in range(count)]
+        own = self.index[order]
         is_own = own >= 0
         stops = torch.tensor(sizes, device=order.device).cumsum(0)
         held = [0, *is_own.cumsum(0)[stops - 1].tolist()]
@@ -70,9 +71,9 @@ class Slices:
     """A permutation of the global batch, cut into minibatches.
 
     Attributes:
-        index: The own rows in their order, slice after slice, [own rows] int64.
-        counts: Own rows of each slice.
-        sizes: Rows of all train policies of each slice.
+        index: The own rows in the order of the slices, [own rows] int64.
+        counts: Number of own rows in each slice.
+        sizes: Number of rows in each slice, summed over the train policies.
     """
 
     index: Tensor
@@ -80,31 +81,31 @@ class Slices:
     sizes: list[int]
 
     def normalize(self, advantages: Tensor, peers: Group) -> Tensor:
-        """Give advantages mean 0 and standard deviation 1 in each slice, over the rows of all train policies.
+        """Normalise advantages to mean 0 and standard deviation 1 per slice, over the rows of all train policies.
 
-        As ``functional.losses.normalized`` does it: a slice of a single row is left as it is.
+        Equal to ``functional.losses.normalized``: a slice with a single row is unchanged.
 
         Args:
-            advantages: Of the own rows in the order of ``index``, [own rows].
-            peers: The train policies.
+            advantages: Advantages of the own rows in the order of ``index``, [own rows].
+            peers: The group of the train policies.
         """
         device = advantages.device
-        which = torch.repeat_interleave(torch.tensor(self.counts, device=device))
+        slices = torch.repeat_interleave(torch.tensor(self.counts, device=device))
         sizes = torch.tensor(self.sizes, dtype=torch.float64, device=device)
-        sums = torch.zeros_like(sizes).index_add_(0, which, advantages.double())
-        centred = advantages.double() - (peers.all_reduce_(sums) / sizes)[which]
-        squares = torch.zeros_like(sizes).index_add_(0, which, centred.square())
+        sums = torch.zeros_like(sizes).index_add_(0, slices, advantages.double())
+        centred = advantages.double() - (peers.all_reduce_(sums) / sizes)[slices]
+        squares = torch.zeros_like(sizes).index_add_(0, slices, centred.square())
         std = (peers.all_reduce_(squares) / (sizes - 1.0).clamp(min=1.0)).sqrt()
-        normal = (centred / (std[which] + 1e-8)).to(advantages.dtype)
-        return torch.where((sizes == 1.0)[which], advantages, normal)
+        normalized = (centred / (std[slices] + 1e-8)).to(advantages.dtype)
+        return torch.where((sizes == 1.0)[slices], advantages, normalized)
 
 
 def merged_moments(moments: Moments, peers: Group) -> Moments:
-    """Give the moments of the rows of all train policies, bit for bit the same on each."""
+    """Return the moments of the rows of all train policies, bit for bit the same on each."""
     row = torch.cat([moments.count.view(1), moments.mean.view(-1), moments.var.view(-1)])
     shape = moments.mean.shape
-    parts = []
-    for other in peers.all_gather(row):
-        mean, var = other[1:].chunk(2)
-        parts.append(Moments(other[0], mean.view(shape), var.view(shape)))
-    return reduce(Moments.merged, parts)
+    by_rank = []
+    for gathered in peers.all_gather(row):
+        mean, var = gathered[1:].chunk(2)
+        by_rank.append(Moments(gathered[0], mean.view(shape), var.view(shape)))
+    return reduce(Moments.merged, by_rank)

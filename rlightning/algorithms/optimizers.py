@@ -1,7 +1,7 @@
-"""The optimizer that a configuration names, and the clipping of gradients.
+"""Optimizers and gradient clipping.
 
-With the small networks of control tasks a gradient step takes less than a millisecond, and a sixth of it is spent in
-the bookkeeping of torch's optimizers and of its clipping. Both are done here in a few calls over all parameters.
+With the small networks of control tasks a gradient step takes less than a millisecond. A sixth of that is bookkeeping
+of torch's optimizers and clipping. The versions here make a few calls over all parameters.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from rlightning.config import OptimConfig
 
 
 def _unguarded(method: Any) -> Any:
-    """Take a method of torch without its guard against being compiled.
+    """Return a method of torch without its guard against compilation.
 
-    The first call of a guarded method loads torch's compiler, which takes about as long as loading torch. Nobody
-    compiles where an optimizer is made, saved or loaded.
+    The first call of a guarded method loads torch's compiler, which takes about as long as loading torch. Building,
+    saving and loading an optimizer is never compiled.
     """
     return getattr(method, "__wrapped__", method)
 
 
 class LeanAdam(torch.optim.Adam):
-    """Adam (Kingma & Ba 2015) and AdamW (Loshchilov & Hutter 2019) with little bookkeeping, else as torch has them.
+    """Adam (Kingma & Ba 2015) and AdamW (Loshchilov & Hutter 2019) with less bookkeeping than torch's.
 
-    The kernel and the state are those of torch's fused form, so that states can be exchanged with it.
+    Kernel and state are those of torch's fused implementation, so that states can be exchanged with it.
 
     Args:
-        parameters: What it updates, all on one device.
-        decoupled: Take the weight decay off the weights and not into the gradient, as AdamW does.
-        **options: Those of ``torch.optim.Adam`` but for its other forms (amsgrad, maximize and the like).
+        parameters: Parameters to update, all on one device.
+        decoupled: Subtract the weight decay from the weights instead of adding it to the gradient (AdamW).
+        **options: Options of ``torch.optim.Adam``, except its variants (amsgrad, maximize and the like).
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], *, decoupled: bool = False, **options: Any) -> None:
@@ -48,7 +48,7 @@ class LeanAdam(torch.optim.Adam):
         """Update all parameters that have a gradient.
 
         Raises:
-            ValueError: If there is a closure: Adam needs no second look at the loss.
+            ValueError: If there is a closure; Adam does not evaluate the loss again.
         """
         if closure is not None:
             raise ValueError("LeanAdam takes no closure: compute the gradients, then call step()")
@@ -57,7 +57,7 @@ class LeanAdam(torch.optim.Adam):
             self._start([parameter for parameter in parameters if not self.state[parameter]])
             states = [self.state[parameter] for parameter in parameters]
             if len(parameters) < len(group["params"]):
-                for state in states:  # who stands still keeps its count
+                for state in states:  # parameters without a gradient keep their count
                     state["step"] = state["step"].clone()
             steps = [state["step"] for state in states]
             torch._foreach_add_(list({id(step): step for step in steps}.values()), 1.0)
@@ -86,7 +86,7 @@ class LeanAdam(torch.optim.Adam):
                 parameter.grad = None
 
     def _start(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Make the states of parameters; those that start together share one count of steps."""
+        """Create the states of parameters; parameters that start together share one step count."""
         if parameters:
             step = torch.zeros((), device=parameters[0].device)
         for parameter in parameters:
@@ -100,9 +100,9 @@ def make_optimizer(parameters: Iterable[nn.Parameter], config: OptimConfig, lr: 
     """Build an optimizer.
 
     Args:
-        parameters: What it updates.
-        config: Which one, and its options.
-        lr: Learning rate at the start.
+        parameters: Parameters to update.
+        config: Name and options of the optimizer.
+        lr: Initial learning rate.
     """
     if config.name == "sgd":
         decay = config.weight_decay
@@ -119,16 +119,16 @@ def make_optimizer(parameters: Iterable[nn.Parameter], config: OptimConfig, lr: 
 
 @torch.no_grad()
 def clip_grad_norm(parameters: Sequence[nn.Parameter], max_norm: float) -> Tensor:
-    """Scale all gradients down together where their common L2 norm is above ``max_norm``.
+    """Scale all gradients by one factor so that their joint L2 norm is at most ``max_norm``.
 
-    The same as ``torch.nn.utils.clip_grad_norm_`` for parameters on one device.
+    Equal to ``torch.nn.utils.clip_grad_norm_`` for parameters on one device.
 
     Args:
-        parameters: Those without a gradient are left out.
-        max_norm: May be infinite.
+        parameters: Parameters; those without a gradient are ignored.
+        max_norm: Largest norm; may be infinite.
 
     Returns:
-        The norm before, a scalar.
+        The norm before clipping, a scalar.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     norm: Tensor = torch.linalg.vector_norm(torch.cat([gradient.flatten() for gradient in gradients]))

@@ -1,1 +1,1 @@
-"""Networks and the parts of them that algorithms share."""
+"""Networks, and the layers that algorithms share."""

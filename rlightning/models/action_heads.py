@@ -1,4 +1,4 @@
-"""From features to a distribution over the actions of a space, and from its values to what the env receives."""
+"""Action heads: features to a distribution over actions, and sampled actions to the env's actions."""
 
 from __future__ import annotations
 
@@ -25,44 +25,45 @@ BoxActions = Literal["clip", "squash"]
 _log = logging.getLogger(__name__)
 
 _WIDEST_RANGE = 1e5
-"""Half of the distance between two bounds from which on they bound nothing. Envs write "no bound" as 1e6, 1e10 or the
-largest float. No actuator is driven over such a range: a first policy with its standard deviation would act by noise
-alone, and clipping would never be met."""
+"""Half of the distance between two bounds at which they count as unbounded. Envs write "no bound" as 1e6, 1e10 or the
+largest float. No actuator has such a range: with the standard deviation scaled to it, the first policy would act by
+noise alone, and clipping would never happen."""
 
 
 class ActionHead(nn.Module):
     """Last layer of a policy for one kind of action space.
 
-    The distribution has a unit of its own; its actions are what log-probs belong to and what buffers keep.
+    The distribution has a unit of its own. Log-probs refer to actions in that unit, and buffers store these actions.
     """
 
     def forward(self, features: Tensor) -> Distribution:
-        """Give one distribution per row, from [B, inputs]."""
+        """Return one distribution per row, from [B, inputs]."""
         raise NotImplementedError
 
     def to_env(self, action: Tensor) -> Tensor:
-        """Turn actions of the distribution into those of the env, [B, ...] in the space's shape, dtype and bounds."""
+        """Convert actions of the distribution to env actions, [B, ...] in the space's shape, dtype and bounds."""
         raise NotImplementedError
 
 
 class BoxHead(ActionHead):
-    """Gaussian with a free standard deviation, for continuous actions with any bounds.
+    """Gaussian with a state-independent standard deviation, for continuous actions with any bounds.
 
-    The unit of the distribution: where a dimension has two bounds, they are -1 and 1; else it is the env's own, and 0
-    is the env's 0 or the bound nearest to it. Bounds that are 2e5 or more apart are none. A dimension with equal bounds
-    moves nothing, which is logged. "clip" lets the distribution reach beyond the bounds and clips what the env
-    receives. "squash" sends it through tanh; the action is then kept as it was before tanh, [B, A], where its log-prob
-    is accurate.
+    The unit of the distribution: in a dimension with two bounds, they are -1 and 1. In any other dimension it is the
+    env's unit, and 0 is the env's 0 or the bound nearest to it. Bounds that are 2e5 or more apart count as none. A
+    dimension with equal bounds has no effect, which is logged. With "clip", the distribution may reach beyond the
+    bounds, and the env receives the clipped action. With "squash", the env receives the tanh of the action. The stored
+    action is the one before tanh, [B, A], where its log-prob is accurate.
 
     Args:
-        space: Of one row; its A dimensions are flattened for the distribution.
+        space: Action space of one row; its A dimensions are flattened for the distribution.
         inputs: Number of features.
         mode: "clip" or "squash".
-        log_std_init: Log of the first standard deviation, in the unit of the distribution.
+        log_std_init: Log of the initial standard deviation, in the unit of the distribution.
         gain: Gain of the orthogonal initial weights.
 
     Raises:
-        UnsupportedSpace: If the actions are integers, are to be squashed and lack a bound, or can move nothing.
+        UnsupportedSpace: If the actions are integers, if a bound is missing in mode "squash", or if no dimension has
+            more than one value.
     """
 
     low: Tensor
@@ -77,12 +78,12 @@ class BoxHead(ActionHead):
                 f"{space}: a Box of actions must be of floats; use Discrete or MultiDiscrete for integers"
             )
         low, high = space.low.astype(np.float64), space.high.astype(np.float64)
-        with np.errstate(over="ignore", invalid="ignore"):  # inf - inf, where the other choice is taken
+        with np.errstate(over="ignore", invalid="ignore"):  # inf - inf, in dimensions that are not bounded
             half_range = (high - low) / 2
             bounded = half_range < _WIDEST_RANGE
             centre = np.where(bounded, (low + high) / 2, np.clip(0.0, low, high))
             half_range = np.where(bounded, half_range, 1.0)
-        _say_what_is_fixed(space, low == high)
+        _check_fixed_dimensions(space, low == high)
         if mode == "squash" and not bounded.all():
             raise UnsupportedSpace(f"{space}: actions without bounds cannot be squashed; set box_actions to clip")
         self.mode = mode
@@ -107,27 +108,27 @@ class BoxHead(ActionHead):
         return action if len(self._shape) == 1 else action.reshape(-1, *self._shape)
 
 
-def _say_what_is_fixed(space: gym.Space[Any], fixed: np.ndarray[Any, np.dtype[np.bool_]]) -> None:
-    """Log which dimensions of a space have a single value, or refuse the space if all have."""
+def _check_fixed_dimensions(space: gym.Space[Any], fixed: np.ndarray[Any, np.dtype[np.bool_]]) -> None:
+    """Log which dimensions of a space have a single value; refuse the space if all have."""
     if fixed.all():
         raise UnsupportedSpace(f"{space}: no action can move anything, since each dimension has a single value")
     if fixed.any():
-        places = ", ".join(str(index) for index in np.argwhere(fixed.ravel()).ravel().tolist())
-        _log.warning("%s: actions of the dimensions %s move nothing, since they have a single value", space, places)
+        indices = ", ".join(str(index) for index in np.flatnonzero(fixed).tolist())
+        _log.warning("%s: actions of the dimensions %s move nothing, since they have a single value", space, indices)
 
 
 class DiscreteHead(ActionHead):
     """Categorical distribution over 0 .. n-1; the env receives start .. start+n-1.
 
     Args:
-        space: Of one row.
+        space: Action space of one row.
         inputs: Number of features.
         gain: Gain of the orthogonal initial weights.
     """
 
     def __init__(self, space: gym.spaces.Discrete, inputs: int, gain: float) -> None:
         super().__init__()
-        _say_what_is_fixed(space, np.array([space.n == 1]))
+        _check_fixed_dimensions(space, np.array([space.n == 1]))
         self.start = int(space.start)
         self.logits = linear(inputs, int(space.n), gain)
 
@@ -142,7 +143,7 @@ class MultiDiscreteHead(ActionHead):
     """Independent categorical distributions, one for each of the D choices; an action is [B, D].
 
     Args:
-        space: Of one row; its choices are flattened for the distribution.
+        space: Action space of one row; its choices are flattened for the distribution.
         inputs: Number of features.
         gain: Gain of the orthogonal initial weights.
     """
@@ -155,7 +156,7 @@ class MultiDiscreteHead(ActionHead):
             sizes, start = np.full(space.shape, 2), np.zeros(space.shape, np.int64)
         else:
             sizes, start = space.nvec, space.start
-        _say_what_is_fixed(space, sizes == 1)
+        _check_fixed_dimensions(space, sizes == 1)
         self._sizes: list[int] = sizes.flatten().tolist()
         self._shape = space.shape
         self._dtype = torch.from_numpy(np.zeros(0, space.dtype)).dtype
@@ -175,14 +176,14 @@ def make_action_head(
     """Build the head for an action space.
 
     Args:
-        space: Of one row.
+        space: Action space of one row.
         inputs: Number of features.
         box_actions: How continuous actions keep to their bounds; see ``BoxHead``.
-        log_std_init: Log of the first standard deviation of continuous actions; see ``BoxHead``.
+        log_std_init: Log of the initial standard deviation of continuous actions; see ``BoxHead``.
         gain: Gain of the orthogonal initial weights.
 
     Raises:
-        UnsupportedSpace: If no head serves the space.
+        UnsupportedSpace: If no head supports the space.
     """
     if isinstance(space, gym.spaces.Box):
         return BoxHead(space, inputs, box_actions, log_std_init, gain)

@@ -21,7 +21,7 @@ from rlightning.models.normalizer import Moments, RunningNormalizer
 from rlightning.types import Tree
 
 Prepared = Tensor | Parts
-"""What the encoders take, B rows: vectors or images, or a dict of both."""
+"""Input of the encoders, B rows: vectors or images, or a dict of both."""
 
 
 class ActorCriticOptions(Section):
@@ -29,25 +29,25 @@ class ActorCriticOptions(Section):
 
     encoder: Literal["auto", "mlp", "cnn", "multi"] = "auto"
     """Network in front of the heads. "multi": a CNN per image of a dict, an embedding per text, an MLP for the rest,
-    and a dense layer over all of them. "auto" takes the CNN for images, "multi" for texts and dicts with images,
-    and the MLP for all else. Images are bytes with three axes, four (a stack), or two of at least 16 pixels."""
+    and a dense layer over all of them. "auto" selects the CNN for images, "multi" for texts and dicts with images,
+    and the MLP otherwise. Images are bytes with three axes, four (a stack), or two of at least 16 pixels."""
     hidden_sizes: list[int] = Field(default_factory=lambda: [64, 64], min_length=1)
     """Width of each layer of the MLP; the dense layers of the other networks have the last one."""
     activation: Activation = "tanh"
-    """What follows each layer of the MLP; the CNN has rectifiers."""
+    """Activation after each layer of the MLP; the CNN has rectifiers."""
     share_encoder: bool = False
-    """One encoder for both policy and value; false gives each its own."""
+    """Whether policy and value share one encoder."""
     normalize_observation: bool = True
-    """Normalise observations by their running mean and variance, clipped to +-10; images and texts
-    that have a network of their own never are."""
+    """Normalise observations by their running mean and variance, clipped to +-10. Images and texts with a network of
+    their own are not normalised."""
     box_actions: BoxActions = "clip"
     """How continuous actions keep to their bounds: the Gaussian's value is clipped, or squashed by tanh."""
     log_std_init: float = 0.0
-    """Log of the first standard deviation of continuous actions; -1 and 1 are the bounds where there are two."""
+    """Log of the initial standard deviation of continuous actions; -1 and 1 are the bounds where there are two."""
     hidden_gain: float = Field(HIDDEN_GAIN, gt=0)
     """Gain of the orthogonal initial weights of the encoders."""
     policy_gain: float = Field(0.01, gt=0)
-    """Gain of the policy's last layer; small means a first policy that hardly depends on the observation."""
+    """Gain of the policy's last layer. With a small one, the initial policy hardly depends on the observation."""
     value_gain: float = Field(1.0, gt=0)
     """Gain of the value's last layer."""
 
@@ -65,12 +65,12 @@ class ActorCritic(nn.Module):
     Observations are prepared once (flattened and normalised, left as images, or divided) and then used many times.
 
     Args:
-        observation_space: Of one row.
-        action_space: Of one row.
-        options: Of the networks.
+        observation_space: Observation space of one row.
+        action_space: Action space of one row.
+        options: Options of the networks.
 
     Raises:
-        UnsupportedSpace: If a space cannot be served; says which one.
+        UnsupportedSpace: If a space is not supported; the message names it.
     """
 
     def __init__(
@@ -107,11 +107,11 @@ class ActorCritic(nn.Module):
         self.value_head = linear(self.actor.out_features, 1, options.value_gain)
 
     def flat(self, observation: Tree) -> Prepared:
-        """Return observations not normalised: vectors [B, F], images as they are, or a dict of such parts."""
+        """Flatten observations without normalising them: vectors [B, F], images unchanged, or a dict of both."""
         return observation if self._divide is None else self._divide(observation)
 
     def normalized(self, flat: Prepared) -> Prepared:
-        """Normalise what ``flat`` returned; images and texts stay as they are."""
+        """Normalise the result of ``flat``; images and texts are unchanged."""
         if self.normalizer is None:
             return flat
         if isinstance(flat, dict):
@@ -120,28 +120,28 @@ class ActorCritic(nn.Module):
         return normalized
 
     def moments(self, flat: Prepared) -> Moments | None:
-        """Compute what the statistics learn of, from what ``flat`` returned; None where nothing is normalised."""
+        """Compute the moments of a result of ``flat``; None if nothing is normalised."""
         if self.normalizer is None:
             return None
         return Moments.of(flat[VECTOR] if isinstance(flat, dict) else flat)
 
     def prepare(self, observation: Tree) -> Prepared:
-        """Flatten and normalise observations, B rows; images and texts stay as they are."""
+        """Flatten and normalise observations, B rows; images and texts are unchanged."""
         return self.normalized(self.flat(observation))
 
     def distribution(self, prepared: Prepared) -> Distribution:
-        """Give the policy of prepared observations, B rows."""
+        """Compute the distribution over actions for prepared observations, B rows."""
         distribution: Distribution = self.head(self.actor(prepared))
         return distribution
 
     def value(self, prepared: Prepared) -> Tensor:
-        """Give the values of prepared observations, [B]."""
+        """Compute the values of prepared observations, [B]."""
         encoder = self.actor if self.critic is None else self.critic
         value: Tensor = self.value_head(encoder(prepared)).squeeze(-1)
         return value
 
     def forward(self, prepared: Prepared) -> tuple[Distribution, Tensor]:
-        """Give policy and values of prepared observations."""
+        """Compute the distribution over actions and the values, [B], for prepared observations."""
         features = self.actor(prepared)
         value_features = features if self.critic is None else self.critic(prepared)
         return self.head(features), self.value_head(value_features).squeeze(-1)

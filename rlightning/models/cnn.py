@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from rlightning.errors import ShapeError
 from rlightning.models.initialization import HIDDEN_GAIN, conv, linear
 
-# Filters, kernel and stride of each layer, by the least side that they are made for.
+# Filters, kernel and stride of each layer, by the smallest side of an image that they apply to.
 _LAYERS: list[tuple[int, list[tuple[int, int, int]]]] = [
     (64, [(32, 8, 4), (64, 4, 2), (64, 3, 1)]),  # Mnih et al. 2015
     (24, [(16, 4, 2), (32, 4, 2), (32, 3, 2)]),
@@ -21,14 +21,14 @@ _LAYERS: list[tuple[int, list[tuple[int, int, int]]]] = [
 class CNN(nn.Module):
     """Convolutions and one dense layer: images [B, ...] to [B, out_features].
 
-    Layers are chosen by the smaller side of the image: those of Mnih et al. (2015) from 64 pixels on, fewer and finer
-    ones below, where a stride of 4 would lose the place of things. Integer pixels are divided by 255 here, so that
-    buffers and messages carry bytes; floats are taken as they are.
+    The smaller side of the image selects the layers: those of Mnih et al. (2015) from 64 pixels on, fewer and finer
+    ones below, where a stride of 4 would lose the position of objects. Integer pixels are divided by 255 here, so that
+    buffers and messages carry bytes. Floats are not scaled.
 
     Args:
-        shape: (C, H, W), (H, W, C) or (H, W), or a stack of S such images in front of it, whose channels follow each
-            other. The smaller one of the first and the last axis counts as the channels,
-            the last one where they are equal.
+        shape: (C, H, W), (H, W, C) or (H, W); or (S, ...) for a stack of S such images, whose channels are
+            concatenated. The smaller one of the first and the last axis counts as the channels, the last one if they
+            are equal.
         out_features: Width of the dense layer.
         gain: Gain of the orthogonal initial weights.
 
@@ -60,7 +60,7 @@ class CNN(nn.Module):
 
 
 def _layout(shape: tuple[int, ...]) -> tuple[int, int, int, tuple[int, ...]]:
-    """Channels, height and width of an image, and the axes of a batch in the order (S,) C, H, W."""
+    """Return channels, height and width of an image, and the axes of a batch in the order (S,) C, H, W."""
     if len(shape) == 4:
         channels, height, width, order = _layout(shape[1:])
         return shape[0] * channels, height, width, (1, *(axis + 1 for axis in order))

@@ -1,4 +1,4 @@
-"""From an observation or a part of it to one vector per row."""
+"""Flattening of observations to one vector per row."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from rlightning.types import Tree
 
 
 class Flatten:
-    """Turn observations of a space into float32 vectors, [B, ...] to [B, size].
+    """Convert observations of a space to float32 vectors, [B, ...] to [B, size].
 
-    Boxes and MultiBinary are flattened, Discrete and MultiDiscrete become one-hot, the parts of a Dict follow each
-    other in the order of the space.
+    Box and MultiBinary are flattened, Discrete and MultiDiscrete become one-hot, and the entries of a Dict are
+    concatenated in the order of the space.
 
     Args:
-        space: Of one row.
+        space: Observation space of one row.
 
     Attributes:
         size: Length of a vector.
 
     Raises:
-        UnsupportedSpace: If the space or a part of it is none of these.
+        UnsupportedSpace: If the space or an entry of it is none of these.
     """
 
     size: int

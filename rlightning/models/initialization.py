@@ -1,4 +1,4 @@
-"""Layers with their initial weights, drawn from torch's global generator, which the framework seeds."""
+"""Layers with orthogonal initial weights, drawn from torch's global generator, which the framework seeds."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ def linear(inputs: int, outputs: int, gain: float = HIDDEN_GAIN) -> nn.Linear:
     """Build a linear layer with orthogonal weights (Saxe et al. 2014) and zero bias.
 
     Args:
-        inputs: Size of the last axis that goes in.
-        outputs: Size of the last axis that comes out.
-        gain: Factor of the orthogonal matrix; 0.01 makes a first policy that hardly depends on its input.
+        inputs: Size of the last axis of the input.
+        outputs: Size of the last axis of the output.
+        gain: Factor of the orthogonal matrix; with 0.01 an initial policy hardly depends on its input.
     """
     layer = nn.Linear(inputs, outputs)
     nn.init.orthogonal_(layer.weight, gain)
@@ -26,10 +26,10 @@ def conv(inputs: int, outputs: int, kernel: int, stride: int, gain: float = HIDD
     """Build a convolution without padding, with orthogonal filters and zero bias.
 
     Args:
-        inputs: Channels that go in.
-        outputs: Channels that come out.
+        inputs: Channels of the input.
+        outputs: Channels of the output.
         kernel: Side of the filters in pixels.
-        stride: Pixels between two places of a filter.
+        stride: Pixels between two positions of a filter.
         gain: Factor of the orthogonal matrix of the flattened filters.
     """
     layer = nn.Conv2d(inputs, outputs, kernel, stride)

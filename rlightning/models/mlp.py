@@ -24,9 +24,9 @@ class MLP(nn.Sequential):
     """Linear layers, each with an activation behind it: [B, inputs] to [B, out_features].
 
     Args:
-        inputs: Number of features that go in.
-        hidden_sizes: Width of each layer; with none the features pass unchanged.
-        activation: What follows each layer.
+        inputs: Number of input features.
+        hidden_sizes: Width of each layer; without layers the features are unchanged.
+        activation: Activation after each layer.
         gain: Gain of the orthogonal initial weights.
 
     Attributes:
@@ -44,7 +44,7 @@ class MLP(nn.Sequential):
         self.out_features = inputs
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 -- torch's name
-        # To call a small layer as a module takes as long as what it computes. Only hooks need that.
+        # Calling a small layer as a module takes as long as its computation. Only hooks need the call.
         for layer in self:
             has_hooks = (
                 layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks

@@ -1,4 +1,4 @@
-"""A network of its own for each kind of part of an observation, joined."""
+"""Encoders of observations with several parts: images, texts, and a vector of all other entries."""
 
 from __future__ import annotations
 
@@ -20,39 +20,39 @@ from rlightning.types import TokenIds, Tree
 Parts = dict[str, Tensor]
 
 VECTOR = "vector"
-"""Name of the part that has all that is neither image nor text, as one vector."""
+"""Name of the part that holds all entries that are neither image nor text, as one vector."""
 _SMALLEST_GREY = 16
-"""Sides in pixels from which on bytes with two axes are an image and no table."""
+"""Smallest side, in pixels, at which bytes with two axes are an image and not a table."""
 _EMBEDDING = 16
 
 
 def is_image(space: gym.Space[Any]) -> bool:
-    """Tell whether a space is one of images: bytes with three axes, four (a stack), or two of at least 16 pixels."""
+    """Whether a space contains images: bytes with three axes, four (a stack), or two of at least 16 pixels."""
     if not isinstance(space, gym.spaces.Box) or space.dtype != np.uint8:
         return False
     return len(space.shape) in (3, 4) or (len(space.shape) == 2 and min(space.shape) >= _SMALLEST_GREY)
 
 
 def needs_parts(space: gym.Space[Any]) -> bool:
-    """Tell whether a space has parts that no single network serves: a text, or an image in a dict."""
+    """Whether a space has parts that need several networks: a text, or an image in a dict."""
     if isinstance(space, gym.spaces.Dict):
         return any(is_image(part) or needs_parts(part) for part in space.spaces.values())
     return isinstance(space, TokenIds)
 
 
 class Divider:
-    """Divides observations of a space, B rows, into images, texts and one vector of the rest.
+    """Divides observations of a space, B rows, into images, texts and one vector of all other entries.
 
     Args:
-        space: Of one row.
+        space: Observation space of one row.
 
     Attributes:
-        images: Name of each image -> its shape; names are paths such as ``.camera.left``.
-        texts: Name of each text -> its space.
-        size: Length of the vector; 0 where there is none.
+        images: Shape of each image by its name; names are paths such as ``.camera.left``.
+        texts: Space of each text by its name.
+        size: Length of the vector; 0 if there is none.
 
     Raises:
-        UnsupportedSpace: If a part is neither of these.
+        UnsupportedSpace: If an entry is neither image nor text and cannot be flattened.
     """
 
     def __init__(self, space: gym.Space[Any]) -> None:
@@ -64,7 +64,7 @@ class Divider:
         self.size = 0 if self._flatten is None else self._flatten.size
 
     def __call__(self, observation: Tree) -> Parts:
-        """Divide B rows; images and token ids are those of the observation."""
+        """Divide B rows; images and token ids are not copied."""
         parts = {} if self._flatten is None else {VECTOR: self._flatten(observation)}
         for name, keys in self._keys.items():
             part = observation
@@ -74,7 +74,7 @@ class Divider:
         return parts
 
     def _take(self, space: gym.Space[Any], keys: tuple[str, ...]) -> gym.Space[Any] | None:
-        """Note images and texts; return the rest of the space, None where nothing is left."""
+        """Register images and texts; return the space of all other entries, None if there are none."""
         name = "".join(f".{key}" for key in keys)
         if isinstance(space, gym.spaces.Dict):
             taken = {key: self._take(part, (*keys, key)) for key, part in space.spaces.items()}
@@ -94,7 +94,7 @@ class TextEncoder(nn.Module):
     """An embedding per token and one dense layer: token ids [B, L] to [B, out_features].
 
     Args:
-        space: Of the ids.
+        space: Space of the ids.
         out_features: Width of the dense layer.
         gain: Gain of the orthogonal initial weights.
     """
@@ -114,13 +114,13 @@ class MultiEncoder(nn.Module):
     """A CNN per image, an embedding per text, an MLP for the rest, and a dense layer over all of their features.
 
     Args:
-        divider: Says what the parts are.
+        divider: Defines the parts.
         hidden_sizes: Width of each layer of the MLP; all other dense layers have the last one.
-        activation: What follows each layer of the MLP, and the last dense layer.
+        activation: Activation after each layer of the MLP, and after the last dense layer.
         gain: Gain of the orthogonal initial weights.
 
     Raises:
-        UnsupportedSpace: If an image is too small for a CNN; names it.
+        UnsupportedSpace: If an image is too small for a CNN; the message names it.
     """
 
     def __init__(self, divider: Divider, hidden_sizes: Sequence[int], activation: Activation, gain: float) -> None:

@@ -1,7 +1,7 @@
-"""Running normalisation of observations and rewards, its statistics kept as buffers of a module.
+"""Running normalisation of observations and rewards, with the statistics as buffers of a module.
 
-Statistics are learned from batches of training data, by the learner alone; wherever else the module is loaded, they are
-constants.
+Only the learner updates statistics, from batches of training data. They are constants in every other process that loads
+the module.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class Moments:
     """Mean and variance of a number of rows, in float64.
 
     Attributes:
-        count: Rows, a scalar.
-        mean: Of each feature, [...].
-        var: Of each feature, [...], over the rows themselves (divided by the count).
+        count: Number of rows, a scalar.
+        mean: Mean of each feature, [...].
+        var: Population variance of each feature (divided by the count), [...].
     """
 
     count: Tensor
@@ -38,7 +38,7 @@ class Moments:
 
         Args:
             rows: [B, ...].
-            valid: True in rows that count, [B] bool; None means all. Without any, the count is 0.
+            valid: True in rows that count, [B] bool; None means all. Without such rows, the count is 0.
         """
         rows = (rows if valid is None else rows[valid]).to(torch.float64)
         count = torch.tensor(float(len(rows)), dtype=torch.float64, device=rows.device)
@@ -48,7 +48,7 @@ class Moments:
         return cls(count, mean, var)
 
     def merged(self, other: Moments) -> Moments:
-        """Moments of the rows of both (Chan, Golub & LeVeque 1979)."""
+        """Return the moments of the rows of both (Chan, Golub & LeVeque 1979)."""
         count = self.count + other.count
         weight = torch.where(count > 0, other.count / count.clamp(min=1.0), 0.0)
         delta = other.mean - self.mean
@@ -75,7 +75,7 @@ class _RunningMoments(nn.Module):
         """Add the moments of further rows.
 
         Raises:
-            RLightningError: If they are not finite: one such row would spoil the statistics for good.
+            RLightningError: If they are not finite: one such row would spoil the statistics permanently.
         """
         merged = Moments(self.count, self.mean, self.var).merged(moments)
         if not (merged.mean.isfinite() & merged.var.isfinite()).all():
@@ -91,12 +91,12 @@ class _RunningMoments(nn.Module):
 class RunningNormalizer(_RunningMoments):
     """Shift and scale features to mean 0 and variance 1 over all training data so far, clipped.
 
-    What acts is what travels: the float32 shift and scale of the forward pass are buffers themselves, written together
-    with the float64 statistics that they follow from. A copy of the buffers therefore normalises bit for bit alike.
+    The float32 shift and scale of the forward pass are buffers, computed whenever the float64 statistics change. A copy
+    of the buffers therefore normalises identically, bit for bit.
 
     Args:
         shape: Shape of one row, such as (17,).
-        clip: Largest magnitude that comes out.
+        clip: Largest magnitude of the output.
     """
 
     shift: Tensor
@@ -109,7 +109,7 @@ class RunningNormalizer(_RunningMoments):
         self.register_buffer("scale", torch.ones(tuple(shape)))
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Normalise rows, [B, ...] float32; the statistics stay as they are."""
+        """Normalise rows, [B, ...] float32, without updating the statistics."""
         return ((rows - self.shift) * self.scale).clamp_(-self.clip, self.clip)
 
     @torch.no_grad()
@@ -120,7 +120,7 @@ class RunningNormalizer(_RunningMoments):
             self.scale.copy_((self.var + _EPSILON).rsqrt())
 
     def update(self, rows: Tensor, valid: Tensor | None = None) -> None:
-        """Learn from a batch.
+        """Update the statistics from a batch.
 
         Args:
             rows: [B, ...].
@@ -138,17 +138,17 @@ class RunningNormalizer(_RunningMoments):
 class RewardScaler(_RunningMoments):
     """Divide rewards by the running standard deviation of the discounted return, clipped.
 
-    The return of each env is carried on from rollout to rollout and starts anew with each episode. It looks
-    backwards (R_t = gamma R_{t-1} + r_t), so that it is known at once; its spread is that of the return looking
-    ahead. Rewards are not centred: that would change which policy is best. (Engstrom et al. 2020, section 3.)
+    The return of each env continues from rollout to rollout and starts at 0 with each episode. It looks backwards
+    (R_t = gamma R_{t-1} + r_t), so that it is known at each step; its spread is that of the forward return. Rewards are
+    not centred: that would change which policy is best. (Engstrom et al. 2020, section 3.)
 
     Args:
         gamma: Discount per step, in [0, 1].
-        clip: Largest magnitude that comes out.
+        clip: Largest magnitude of the output.
 
     Attributes:
-        carry: gamma times the return that the next step of each env continues, [N]; None before the first batch. Part
-            of what a resumed run needs, no part of what acts, hence no buffer.
+        carry: gamma times the return that the next step of each env continues, [N]; None before the first batch. A
+            resumed run needs it and acting does not, so it is not a buffer.
     """
 
     def __init__(self, gamma: float, clip: float = 10.0) -> None:
@@ -160,19 +160,19 @@ class RewardScaler(_RunningMoments):
     def forward(
         self, rewards: Tensor, cut: Tensor, valid: Tensor, over_all: Callable[[Moments], Moments] | None = None
     ) -> Tensor:
-        """Learn from a rollout, then scale its rewards.
+        """Update the statistics from a rollout, then scale its rewards.
 
         Args:
             rewards: [T, N].
             cut: True where an episode ended, [T, N] bool.
-            valid: False where no reward was given, [T, N] bool; such rows end an episode as well.
-            over_all: From the moments of these returns to those of all learners, where there are several.
+            valid: False where there is no reward, [T, N] bool; such rows end an episode as well.
+            over_all: Merges the moments of these returns with those of the other learners, if there are several.
 
         Returns:
             The scaled rewards, [T, N]; 0 in rows that are not valid.
 
         Raises:
-            ShapeError: If the shapes differ, or the number of envs is not that of the rollout before.
+            ShapeError: If the shapes differ, or the number of envs changed between rollouts.
             RLightningError: If a reward is not finite, or a return overflows.
         """
         if self.carry is None:

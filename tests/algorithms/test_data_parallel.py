@@ -205,8 +205,8 @@ def test_rows_are_ordered_by_time_then_learner_then_column() -> None:
     times = [torch.tensor(own, dtype=torch.int32) for own in ([0, 1, 1, 2], [0, 0, 2])]
 
     def work(group: Any) -> list[int]:
-        places: list[int] = GlobalBatch.of(times[group.rank], group).places.tolist()
-        return places
+        index: list[int] = GlobalBatch.of(times[group.rank], group).index.tolist()
+        return index
 
     # All rows: 0a 0b 0b | 1a 1a | 2a 2b.
     first, second = in_group(2, work)
@@ -215,8 +215,8 @@ def test_rows_are_ordered_by_time_then_learner_then_column() -> None:
 
 
 def test_a_batch_is_cut_like_that_of_one_learner_and_each_takes_its_own() -> None:
-    places = torch.tensor([0, -1, -1, 1, 2, 3, -1])
-    cut = GlobalBatch(SOLO, places).cut(torch.tensor([6, 5, 4, 3, 2, 1, 0]), 3)
+    index = torch.tensor([0, -1, -1, 1, 2, 3, -1])
+    cut = GlobalBatch(SOLO, index).cut(torch.tensor([6, 5, 4, 3, 2, 1, 0]), 3)
     # 7 rows in 3 slices of 3, 2, 2: rows 6 5 4 | 3 2 | 1 0, of which 5 4 | 3 | 0 are own.
     assert cut.sizes == [3, 2, 2]
     assert cut.counts == [2, 1, 1]
@@ -236,9 +236,9 @@ def test_advantages_are_normalised_over_the_rows_of_all() -> None:
     results = in_group(2, work)
     for rank, result in enumerate(results):
         found = torch.split(result, [len(piece) for piece in pieces[rank]])
-        for place, mine in enumerate(found):
-            whole = normalized(torch.cat([pieces[0][place], pieces[1][place]]))
-            start = 0 if rank == 0 else len(pieces[0][place])
+        for i, mine in enumerate(found):
+            whole = normalized(torch.cat([pieces[0][i], pieces[1][i]]))
+            start = 0 if rank == 0 else len(pieces[0][i])
             torch.testing.assert_close(mine, whole[start : start + len(mine)], atol=1e-4, rtol=1e-4)
 
 
