@@ -10,26 +10,26 @@ from rlightning.env.env_group import EnvGroup
 from rlightning.env.env_worker import EnvWorker
 from rlightning.errors import ProtocolError, WorkerError
 from rlightning.policy.base_policy import BasePolicy, PolicyRole
-from rlightning.runtime import Future, Guest, WorkerHandle, gather
-from rlightning.runtime.guests import guest_here, start_guest
+from rlightning.runtime import Future, InProcessWorker, WorkerHandle, gather
+from rlightning.runtime.in_process import in_process_worker, start_in_process
 from rlightning.types import EnvRet, PolicyResponse
 from rlightning.types.fragment import Fragment
 from rlightning.types.tree import to_numpy
 
 
 class FragmentCollector:
-    """Steps the env workers of one process with the policy of that process; lives there as a guest.
+    """Steps the env workers of one process with the policy of that process; lives there as an in-process worker.
 
     Args:
         storage_class: Such as ``RolloutBlock``; what is collected lies in one until it is sent.
         num_steps: T.
         env_ids: The env workers.
-        keys: Of those as guests of this process.
+        keys: Of those as in-process workers.
     """
 
     def __init__(self, storage_class: type[Any], num_steps: int, env_ids: Sequence[int], keys: Sequence[str]) -> None:
         self._num_steps, self._env_ids, self._keys = num_steps, tuple(env_ids), tuple(keys)
-        workers: list[EnvWorker] = [guest_here(key) for key in keys]
+        workers: list[EnvWorker] = [in_process_worker(key) for key in keys]
         self._num_envs = tuple(worker.get_meta().num_envs for worker in workers)
         self._block = storage_class(num_steps, self._num_envs)
 
@@ -46,7 +46,7 @@ class FragmentCollector:
             )
         block = self._block
         # Asked for anew, since a worker whose env failed is replaced.
-        workers: list[EnvWorker] = [guest_here(key) for key in self._keys]
+        workers: list[EnvWorker] = [in_process_worker(key) for key in self._keys]
         block.clear()
         seen: list[EnvRet] = [worker.current() for worker in workers]
         for _ in range(self._num_steps):
@@ -69,7 +69,7 @@ class FragmentGroup:
     """The collectors of all processes, seen from the controller.
 
     Args:
-        env_group: Env workers that are guests of eval policies.
+        env_group: Env workers that live in the processes of eval policies.
         storage_class: See ``FragmentCollector``.
         num_steps: T.
         timeout_s: Seconds that making them may take.
@@ -80,17 +80,17 @@ class FragmentGroup:
     ) -> None:
         held: dict[str, tuple[WorkerHandle, list[int], list[str]]] = {}
         for env_id, worker in zip(env_group.env_ids, env_group.workers, strict=True):
-            if not isinstance(worker, Guest):
+            if not isinstance(worker, InProcessWorker):
                 raise ProtocolError(f"env worker {env_id} does not live in the process of an eval policy")
             _, env_ids, keys = held.setdefault(worker.host.name, (worker.host, [], []))
             env_ids.append(env_id)
             keys.append(worker.key)
-        self._collectors: list[tuple[Guest, tuple[int, ...]]] = []
+        self._collectors: list[tuple[InProcessWorker, tuple[int, ...]]] = []
         started = []
         for host, env_ids, keys in held.values():
             args = (storage_class, num_steps, env_ids, keys)
-            guest, built = start_guest(host, FragmentCollector, args, f"fragments of {host.name}")
-            self._collectors.append((guest, tuple(env_ids)))
+            collector, built = start_in_process(host, FragmentCollector, args, f"fragments of {host.name}")
+            self._collectors.append((collector, tuple(env_ids)))
             started.append(built)
         gather(started, timeout_s)
 
@@ -106,8 +106,8 @@ class FragmentGroup:
             Env ids of each process, and the future of their fragment.
         """
         return [
-            (env_ids, guest.host.run(_collect, guest.key, method="collect"))
-            for guest, env_ids in self._collectors
+            (env_ids, collector.host.run(_collect, collector.key, method="collect"))
+            for collector, env_ids in self._collectors
             if missing is None or env_ids in missing
         ]
 
@@ -126,7 +126,7 @@ def _step_all(workers: Sequence[EnvWorker], responses: Sequence[PolicyResponse])
 
 
 def _collect(policy: BasePolicy, key: str) -> Fragment:
-    fragment: Fragment = guest_here(key).collect(policy)
+    fragment: Fragment = in_process_worker(key).collect(policy)
     return fragment
 
 

@@ -35,7 +35,7 @@ class EnvGroup:
     """Calls env workers; whether they are objects here or actors elsewhere is the handles' business.
 
     Args:
-        workers: ``EnvWorker`` objects, Ray actor handles or guests of it; their order is that of the env ids.
+        workers: ``EnvWorker`` objects, Ray actor handles or in-process workers; their order is that of the env ids.
         call_timeout_s: Seconds that a call may take; None waits for ever.
         on_close: Called once by ``close``, to end what was started for the workers.
         replacements: How workers are replaced; None means never.

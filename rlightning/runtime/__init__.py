@@ -1,8 +1,8 @@
 """Where code runs: handles to workers and futures of their results, the same for local and remote ones."""
 
 from rlightning.runtime.future import Future, JointFuture, LocalFuture, gather, resolve, wait
-from rlightning.runtime.guests import Guest
 from rlightning.runtime.handle import PartHandle, WorkerHandle, WorkerInfo, as_handle, share
+from rlightning.runtime.in_process import InProcessWorker
 from rlightning.runtime.line import Line, open_lines
 from rlightning.runtime.place import own_place
 from rlightning.runtime.together import Call, together
@@ -10,7 +10,7 @@ from rlightning.runtime.together import Call, together
 __all__ = [
     "Call",
     "Future",
-    "Guest",
+    "InProcessWorker",
     "JointFuture",
     "Line",
     "LocalFuture",

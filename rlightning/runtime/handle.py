@@ -100,12 +100,12 @@ def _call_part(worker: Any, part: str, name: str, method: str, names: tuple[str,
 
 
 def as_handle(worker: Any, name: str = "worker") -> WorkerHandle:
-    """Wrap an object, a Ray actor handle or a ``Guest``. This is the one fork between local and Ray."""
-    from rlightning.runtime.guests import Guest, GuestHandle
+    """Wrap an object, a Ray actor handle or a ``InProcessWorker``. This is the one fork between local and Ray."""
+    from rlightning.runtime.in_process import InProcessHandle, InProcessWorker
     from rlightning.runtime.local import LocalHandle
 
-    if isinstance(worker, Guest):
-        return GuestHandle(worker, name)
+    if isinstance(worker, InProcessWorker):
+        return InProcessHandle(worker, name)
     if type(worker).__module__.startswith("ray."):
         from rlightning.runtime.ray_backend import RayHandle
 

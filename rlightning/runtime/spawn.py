@@ -12,8 +12,8 @@ from rlightning.errors import CallTimeout, PlacementError, WorkerError
 from rlightning.runtime.exit_code import own_process
 from rlightning.runtime.future import gather
 from rlightning.runtime.generators import seed_global_generators
-from rlightning.runtime.guests import Guest, rebuild_guest, start_guest
 from rlightning.runtime.handle import as_handle
+from rlightning.runtime.in_process import InProcessWorker, rebuild_in_process, start_in_process
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ class WorkerPool:
         """Start workers; those that live with another one come after it.
 
         Returns:
-            Objects, Ray actor handles and guests in the order of ``specs``.
+            Objects, Ray actor handles and in-process workers in the order of ``specs``.
 
         Raises:
             PlacementError: If they do not fit the cluster or are not up in time.
@@ -180,12 +180,12 @@ class WorkerPool:
         hosts = [spec for spec in specs if not spec.host]
         workers = self._start(hosts)
         by_name = {spec.name: as_handle(worker, spec.name) for spec, worker in zip(hosts, workers, strict=True)}
-        guests = [start_guest(by_name[spec.host], spec.cls, spec.args, spec.name) for spec in specs if spec.host]
+        inner = [start_in_process(by_name[spec.host], spec.cls, spec.args, spec.name) for spec in specs if spec.host]
         try:
-            gather([built for _, built in guests], self._start_timeout_s)
+            gather([built for _, built in inner], self._start_timeout_s)
         except WorkerError as error:
             _raise_as_here(error)
-        started, housed = iter(workers), iter(guest for guest, _ in guests)
+        started, housed = iter(workers), iter(worker for worker, _ in inner)
         return [next(housed) if spec.host else next(started) for spec in specs]
 
     def _start(self, specs: Sequence[WorkerSpec]) -> list[Any]:
@@ -240,16 +240,16 @@ class WorkerPool:
         without a process of its own must have been closed.
 
         Returns:
-            The new worker; a guest stays the same ``Guest``.
+            The new worker; an in-process worker stays the same ``InProcessWorker``.
 
         Raises:
             PlacementError: If it is not up in time.
             WorkerDied: If its process ended in the constructor. What the constructor raises comes as it is; then this
                 may be called again.
         """
-        if isinstance(worker, Guest):
+        if isinstance(worker, InProcessWorker):
             try:
-                gather([rebuild_guest(worker, spec.cls, spec.args)], self._start_timeout_s)
+                gather([rebuild_in_process(worker, spec.cls, spec.args)], self._start_timeout_s)
             except WorkerError as error:
                 _raise_as_here(error)
             return worker

@@ -68,13 +68,13 @@ def test_a_worker_of_this_process_is_replaced_by_a_new_object():
     assert pool.replace(old, spec) is not old
 
 
-def test_a_guest_is_replaced_in_the_process_of_its_host():
+def test_an_in_process_worker_is_replaced_in_the_process_of_its_host():
     pool = WorkerPool()
     host, spec = WorkerSpec(Worker, (), "worker[0]"), WorkerSpec(Worker, (), "worker[1]", host="worker[0]")
-    _, guest = pool.start([host, spec])
-    as_handle(guest).call(Worker.echo, 1).result()
-    assert pool.replace(guest, spec) is guest
-    assert as_handle(guest).call(Worker.get_calls).result() == []
+    _, inner = pool.start([host, spec])
+    as_handle(inner).call(Worker.echo, 1).result()
+    assert pool.replace(inner, spec) is inner
+    assert as_handle(inner).call(Worker.get_calls).result() == []
 
 
 @pytest.mark.ray

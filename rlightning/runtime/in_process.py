@@ -13,17 +13,17 @@ from rlightning.runtime.handle import PartHandle, WorkerHandle, WorkerInfo
 
 R = TypeVar("R")
 
-_GUESTS: dict[str, Any] = {}
-"""The guests that live in this process, by key."""
+_WORKERS: dict[str, Any] = {}
+"""The in-process workers of this process, by key."""
 
 
 @dataclass(frozen=True, slots=True)
-class Guest:
+class InProcessWorker:
     """A worker in the process of another one; groups take it as they take objects and actors.
 
     Attributes:
         host: The worker whose process it is.
-        key: Names the guest in that process.
+        key: Names the worker in that process.
         name: Role and index.
     """
 
@@ -32,41 +32,43 @@ class Guest:
     name: str
 
 
-def start_guest(host: WorkerHandle, cls: type[Any], args: tuple[Any, ...], name: str) -> tuple[Guest, Future[None]]:
+def start_in_process(
+    host: WorkerHandle, cls: type[Any], args: tuple[Any, ...], name: str
+) -> tuple[InProcessWorker, Future[None]]:
     """Build a worker in the process of ``host``.
 
     Returns:
-        The guest, and a future that tells of a failure.
+        The worker, and a future that raises a failure.
     """
-    guest = Guest(host, uuid.uuid4().hex, name)
-    return guest, host.run(_build, guest.key, name, cls, args, on=name, method="__init__")
+    worker = InProcessWorker(host, uuid.uuid4().hex, name)
+    return worker, host.run(_build, worker.key, name, cls, args, on=name, method="__init__")
 
 
-def rebuild_guest(guest: Guest, cls: type[Any], args: tuple[Any, ...]) -> Future[None]:
-    """Build a worker in the place of a guest, which must have been closed before; the future tells of a failure."""
-    return guest.host.run(_build, guest.key, guest.name, cls, args, on=guest.name, method="__init__")
+def rebuild_in_process(worker: InProcessWorker, cls: type[Any], args: tuple[Any, ...]) -> Future[None]:
+    """Build an in-process worker again; the one before must have been closed. The future raises a failure."""
+    return worker.host.run(_build, worker.key, worker.name, cls, args, on=worker.name, method="__init__")
 
 
-def end_guest(guest: Guest) -> Future[None]:
-    """Forget a guest; it must have been closed before."""
-    return guest.host.run(_forget, guest.key)
+def end_in_process(worker: InProcessWorker) -> Future[None]:
+    """Forget an in-process worker; it must have been closed before."""
+    return worker.host.run(_forget, worker.key)
 
 
-def guest_here(key: str) -> Any:
-    """Give a guest of this process.
+def in_process_worker(key: str) -> Any:
+    """Return an in-process worker of this process.
 
     Raises:
         ProtocolError: If there is none of this key.
     """
-    if key not in _GUESTS:
+    if key not in _WORKERS:
         raise ProtocolError("a worker that lived in this process is gone: its group was closed")
-    return _GUESTS[key]
+    return _WORKERS[key]
 
 
-class GuestHandle:
-    """Calls methods of a guest, in one order with the calls of its host."""
+class InProcessHandle:
+    """Calls methods of an in-process worker, in one order with the calls of its host."""
 
-    def __init__(self, target: Guest, name: str) -> None:
+    def __init__(self, target: InProcessWorker, name: str) -> None:
         self.target, self.name, self._host = target, name, target.host
 
     def call(self, method: Callable[..., R], *args: Any, **kwargs: Any) -> Future[R]:
@@ -92,7 +94,7 @@ class GuestHandle:
     def part(self, name: str) -> PartHandle:
         return PartHandle(self, name)
 
-    def channel(self, name: str) -> GuestHandle:
+    def channel(self, name: str) -> InProcessHandle:
         return self
 
     def info(self) -> WorkerInfo:
@@ -104,21 +106,21 @@ class GuestHandle:
 
 
 def _build(_host: Any, key: str, name: str, cls: type[Any], args: tuple[Any, ...]) -> None:
-    _GUESTS[key] = _blaming(name, "__init__", cls, *args)
+    _WORKERS[key] = _blaming(name, "__init__", cls, *args)
 
 
 def _forget(_host: Any, key: str) -> None:
-    _GUESTS.pop(key, None)
+    _WORKERS.pop(key, None)
 
 
 def _call(_host: Any, key: str, name: str, method: str, names: tuple[str, ...], *values: Any) -> Any:
     count = len(values) - len(names)
     named = dict(zip(names, values[count:], strict=True))
-    return _blaming(name, method, getattr(guest_here(key), method), *values[:count], **named)
+    return _blaming(name, method, getattr(in_process_worker(key), method), *values[:count], **named)
 
 
 def _run(_host: Any, key: str, name: str, method: str, function: Callable[..., Any], *args: Any) -> Any:
-    return _blaming(name, method, function, guest_here(key), *args)
+    return _blaming(name, method, function, in_process_worker(key), *args)
 
 
 def _blaming(name: str, method: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
