@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlightning.errors import RLightningError
-from rlightning.runtime import Call, Future, Line, WorkerHandle, gather, open_lines, share, together
+from rlightning.runtime import Call, FastChannel, Future, WorkerHandle, gather, open_channels, share, together
 from rlightning.weights.delivery import CHANNEL, Delivery, Receiver, Sender, Sharer
 from rlightning.weights.slots import Slots
 
@@ -47,14 +47,14 @@ CARRIERS: dict[str, Carry] = {"object_store": by_object_store, "collective": by_
 class NodeMemory:
     """From learners to the eval policies of their own nodes, by memory that all of a node have mapped.
 
-    A learner writes into it and they copy it out. That takes two messages by a line and nothing else, where the object
-    store of a node takes two copies more and some milliseconds for each call.
+    A learner writes into it and they copy it out. That takes two messages by a fast channel and nothing else, where the
+    object store of a node takes two copies more and some milliseconds for each call.
     """
 
     def __init__(self, deliveries: Sequence[Delivery]) -> None:
         self._deliveries = list(deliveries)
-        self._senders: list[Line] = []
-        self._receivers: list[list[Line]] = []
+        self._senders: list[FastChannel] = []
+        self._receivers: list[list[FastChannel]] = []
 
     def prepare(self, timeout_s: float | None) -> None:
         """Make the memory and have it mapped."""
@@ -63,20 +63,20 @@ class NodeMemory:
             for one in self._deliveries
         ]
         make_buffers(wanted, timeout_s)
-        self._senders = open_lines([one.sender for one in self._deliveries], CHANNEL, timeout_s)
-        self._receivers = [open_lines(one.receivers, CHANNEL, timeout_s) for one in self._deliveries]
+        self._senders = open_channels([one.sender for one in self._deliveries], CHANNEL, timeout_s)
+        self._receivers = [open_channels(one.receivers, CHANNEL, timeout_s) for one in self._deliveries]
 
     def write(self) -> list[Future[Any]]:
         """Let the learners write, without waiting for them."""
-        return [line.call(Sender.send_weights, ()) for line in self._senders]
+        return [channel.call(Sender.send_weights, ()) for channel in self._senders]
 
     def read(self, written: Sequence[Future[Any]], timeout_s: float | None, *, in_parts: bool = False) -> list[int]:
         """Let the eval policies copy what was written, all of it or each its part; gives the versions of all."""
         sent = gather(written, timeout_s)
         calls = [
-            line.call(Receiver.recv_weights_ipc, None, *([part] if in_parts else []))
-            for lines in self._receivers
-            for part, line in enumerate(lines)
+            channel.call(Receiver.recv_weights_ipc, None, *([part] if in_parts else []))
+            for channels in self._receivers
+            for part, channel in enumerate(channels)
         ]
         return [*sent, *gather(calls, timeout_s)]
 

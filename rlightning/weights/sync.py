@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from rlightning.errors import CallTimeout, RLightningError, WeightSyncError, WorkerError
-from rlightning.runtime import Future, Line, WorkerHandle, gather, open_lines, wait
+from rlightning.runtime import FastChannel, Future, WorkerHandle, gather, open_channels, wait
 from rlightning.weights.carriers import Carry, NewBuffer, NodeMemory, make_buffers
 from rlightning.weights.delivery import CHANNEL, Delivery, Receiver, Sender, go_straight
 
@@ -113,29 +113,33 @@ class DoubleSync(DirectSync):
     def __init__(self, deliveries: Sequence[Delivery], carry: Carry) -> None:
         super().__init__(deliveries, carry)
         self._actors = [actor for delivery in deliveries for actor in delivery.actors]
-        self._lines: list[Line] = []
+        self._channels: list[FastChannel] = []
         self._announcing: list[Future[None]] = []
 
     def prepare(self, timeout_s: float | None) -> None:
         self._near.prepare(timeout_s)
         gather([actor.call(Receiver.init_weight_buffer) for actor in self._actors], timeout_s)
-        self._lines = open_lines(self._actors, CHANNEL, timeout_s)
+        self._channels = open_channels(self._actors, CHANNEL, timeout_s)
 
     def announce(self, timeout_s: float | None) -> None:
         # Whether they heard of it is asked together with whether they have done it, which saves a round of calls.
-        self._announcing += [line.call(Receiver.notify_update_weights) for line in self._lines]
+        self._announcing += [channel.call(Receiver.notify_update_weights) for channel in self._channels]
 
     def wait(self, timeout_s: float | None) -> list[str]:
-        asked = [line.call(Receiver.wait_for_weight_update_done, timeout_s) for line in self._lines]
+        asked = [channel.call(Receiver.wait_for_weight_update_done, timeout_s) for channel in self._channels]
         futures: list[Future[Any]] = [*self._announcing, *asked]
         try:
             # All must have answered before a failure of one is raised: then nobody acts with the older of two slots.
             wait(futures, len(futures), timeout_s)
         except CallTimeout:
-            return [line.name for line, answer in zip(self._lines, asked, strict=True) if not _is_in_force(answer)]
+            return [
+                channel.name for channel, answer in zip(self._channels, asked, strict=True) if not _is_in_force(answer)
+            ]
         announcing, self._announcing = self._announcing, []
         gather(announcing, _REPORT_S)
-        return [line.name for line, done in zip(self._lines, gather(asked, _REPORT_S), strict=True) if not done]
+        return [
+            channel.name for channel, done in zip(self._channels, gather(asked, _REPORT_S), strict=True) if not done
+        ]
 
 
 class SharedSync(DoubleSync):
@@ -147,7 +151,7 @@ class SharedSync(DoubleSync):
 
     def __init__(self, deliveries: Sequence[Delivery], carry: Carry) -> None:
         super().__init__(deliveries, carry)
-        self._writers: list[Line] = []  # to the learners that write into the memory of their own node
+        self._writers: list[FastChannel] = []  # to the learners that write into the memory of their own node
 
     def prepare(self, timeout_s: float | None) -> None:
         self._near.prepare(timeout_s)
@@ -159,12 +163,12 @@ class SharedSync(DoubleSync):
                 maps.append((one.sender, Sender.map_weight_buffer))
             wanted.append(NewBuffer(one.actors[0], maps, self._parts(one), 2))
         make_buffers(wanted, timeout_s)
-        self._lines = open_lines(self._actors, CHANNEL, timeout_s)
-        self._writers = open_lines([one.sender for one in self._deliveries if not one.receivers], CHANNEL, timeout_s)
+        self._channels = open_channels(self._actors, CHANNEL, timeout_s)
+        self._writers = open_channels([one.sender for one in self._deliveries if not one.receivers], CHANNEL, timeout_s)
 
     def send(self, timeout_s: float | None) -> int:
-        # By a line too: whoever pushes has waited for what it asked of the learners before.
-        written: list[Future[Any]] = [line.call(Sender.send_weights, ()) for line in self._writers]
+        # By a channel too: whoever pushes has waited for what it asked of the learners before.
+        written: list[Future[Any]] = [channel.call(Sender.send_weights, ()) for channel in self._writers]
         carried = self._carry(self._far, timeout_s)
         return _same_version([*gather(written, timeout_s), *carried])
 

@@ -1,4 +1,4 @@
-"""New weights are announced, and waited for, by lines: what fails, dies or is late is named, and nothing is lost."""
+"""New weights are announced and waited for by fast channels: what fails, dies or is late is named; nothing is lost."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ from rlightning.errors import WeightSyncError, WorkerDied, WorkerError
 from rlightning.policy.base_policy import PolicyRole
 from rlightning.policy.policy_group import PolicyGroup
 from rlightning.runtime import as_handle, gather
-from rlightning.runtime.line import ChannelLine, SocketLine
+from rlightning.runtime.fast_channel import HandleChannel, SocketChannel
 from rlightning.runtime.spawn import WorkerPool, WorkerSpec
 from tests.policy.policies import OwnLoading, batch
 from tests.policy.pushes import TRAIN, config_for, push
@@ -97,11 +97,11 @@ def run(request):
     run.pool.stop()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere lines are channels")
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there are none by a socket")
 @pytest.mark.parametrize("strategy", BUFFERED)
 def test_eval_policies_of_this_machine_hear_of_new_weights_by_a_socket(run, strategy):
-    lines = run.group(strategy)._weights._way._lines
-    assert [type(line) for line in lines] == [SocketLine if run.remote else ChannelLine] * 2
+    channels = run.group(strategy)._weights._way._channels
+    assert [type(channel) for channel in channels] == [SocketChannel if run.remote else HandleChannel] * 2
 
 
 def test_who_is_late_is_named_and_the_next_wait_goes_on_waiting(run):

@@ -34,7 +34,7 @@ _MEET_S = 10.0
 """Seconds that a worker listens for the one who asked it to, and that the connection may take."""
 
 
-class Line(Protocol):
+class FastChannel(Protocol):
     """A way to make calls on a worker beside its other calls."""
 
     name: str
@@ -47,7 +47,7 @@ class Line(Protocol):
         """
 
 
-class ChannelLine:
+class HandleChannel:
     """Calls by a channel of the worker's handle; see ``WorkerHandle.channel``."""
 
     def __init__(self, handle: WorkerHandle, channel: str) -> None:
@@ -57,7 +57,7 @@ class ChannelLine:
         return self._channel.call(method, *args)
 
 
-class SocketLine:
+class SocketChannel:
     """Calls by a socket, for one thread at a time; a thread of the worker answers them until this object ends.
 
     Args:
@@ -108,17 +108,17 @@ class SocketLine:
 class SocketFuture(Future[T]):
     """The result of a call by a socket."""
 
-    __slots__ = ("line", "method", "outcome")
+    __slots__ = ("channel", "method", "outcome")
 
-    def __init__(self, line: SocketLine, method: str) -> None:
-        self.line, self.method = line, method
+    def __init__(self, channel: SocketChannel, method: str) -> None:
+        self.channel, self.method = channel, method
         self.outcome: Future[Any] | None = None
 
     @classmethod
     def _fetch(cls, futures: Sequence[Any], timeout: float | None) -> list[Any]:
         _, late = cls._wait(futures, len(futures), timeout)
         if late:
-            calls = ", ".join(f"{future.line.name}.{future.method}" for future in late[:10])
+            calls = ", ".join(f"{future.channel.name}.{future.method}" for future in late[:10])
             raise CallTimeout(f"no answer within {timeout} s from {len(late)} calls: {calls}")
         return [future.outcome.result(_MEET_S) for future in futures]
 
@@ -129,12 +129,12 @@ class SocketFuture(Future[T]):
             pending = [future for future in futures if future.outcome is None]
             is_enough = len(futures) - len(pending) >= at_least
             left = 0.0 if is_enough else None if until is None else max(0.0, until - time.monotonic())
-            lines = {future.line.connection.fileno(): future.line for future in pending}
-            messages = _poll(lines, left) if lines else []
+            channels = {future.channel.connection.fileno(): future.channel for future in pending}
+            messages = _poll(channels, left) if channels else []
             if not messages:
                 return [future for future in futures if future.outcome is not None], pending
             for descriptor in messages:
-                lines[descriptor].read()
+                channels[descriptor].read()
 
 
 def _poll(descriptors: Iterable[int], timeout: float | None) -> list[int]:
@@ -145,8 +145,8 @@ def _poll(descriptors: Iterable[int], timeout: float | None) -> list[int]:
     return [descriptor for descriptor, _ in poll.poll(None if timeout is None else 1e3 * timeout)]
 
 
-def open_lines(handles: Sequence[WorkerHandle], channel: str, timeout_s: float | None = None) -> list[Line]:
-    """Open a line to each of some workers.
+def open_channels(handles: Sequence[WorkerHandle], channel: str, timeout_s: float | None = None) -> list[FastChannel]:
+    """Open a channel to each of some workers.
 
     Args:
         handles: The workers.
@@ -156,7 +156,8 @@ def open_lines(handles: Sequence[WorkerHandle], channel: str, timeout_s: float |
     """
     offers = gather([handle.run(_listen, own_process()) for handle in handles], timeout_s)
     return [
-        _connect(handle, *offer) or ChannelLine(handle, channel) for handle, offer in zip(handles, offers, strict=True)
+        _connect(handle, *offer) or HandleChannel(handle, channel)
+        for handle, offer in zip(handles, offers, strict=True)
     ]
 
 
@@ -172,11 +173,11 @@ def _listen(worker: Any, caller: tuple[str, int]) -> tuple[str, str]:
     listener.bind(address)
     listener.listen(1)
     listener.settimeout(_MEET_S)
-    threading.Thread(target=_serve, args=(worker, listener), name="line", daemon=True).start()
+    threading.Thread(target=_serve, args=(worker, listener), name="fast-channel", daemon=True).start()
     return address, own_place()[0]
 
 
-def _connect(handle: WorkerHandle, address: str, node: str) -> SocketLine | None:
+def _connect(handle: WorkerHandle, address: str, node: str) -> SocketChannel | None:
     if not address:
         return None
     plug = socket.socket(socket.AF_UNIX)
@@ -185,14 +186,14 @@ def _connect(handle: WorkerHandle, address: str, node: str) -> SocketLine | None
         plug.connect(address)
         if _is_own_user(plug):
             plug.settimeout(None)
-            return SocketLine(handle, node, plug.detach())
+            return SocketChannel(handle, node, plug.detach())
     plug.close()
     return None
 
 
 def _serve(worker: Any, listener: socket.socket) -> None:
     """Answer the one who connects until that one hangs up."""
-    with suppress(EOFError, OSError):  # so ends a line, also one that nobody ever used
+    with suppress(EOFError, OSError):  # so ends a channel, also one that nobody ever used
         with listener:
             plug, _ = listener.accept()
             while not _is_own_user(plug):
@@ -223,4 +224,4 @@ def _is_own_user(plug: socket.socket) -> bool:
 
 
 def _not_gone(_worker: Any) -> None:
-    raise ConnectionError("the line to this process broke although it lives: does an answer not travel?")
+    raise ConnectionError("the channel to this process broke although it lives: does an answer not travel?")

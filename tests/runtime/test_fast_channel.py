@@ -1,4 +1,4 @@
-"""A line makes calls beside all others, to objects of this process and to processes of this machine alike."""
+"""A fast channel makes calls beside all others, to objects of this process and to processes of this machine alike."""
 
 import os
 import pickle
@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from rlightning.errors import CallTimeout, WorkerDied, WorkerError
-from rlightning.runtime import as_handle, gather, open_lines, wait
+from rlightning.runtime import as_handle, gather, open_channels, wait
 from rlightning.runtime.exit_code import own_process
-from rlightning.runtime.line import ChannelLine, SocketLine, _connect, _listen
+from rlightning.runtime.fast_channel import HandleChannel, SocketChannel, _connect, _listen
 from rlightning.runtime.spawn import WorkerPool, WorkerSpec
 from tests.runtime.workers import Patient, Worker
 
@@ -31,7 +31,7 @@ class Unportable(Exception):
 
 
 class Caller(Patient):
-    """Is called by lines, by one test after the other."""
+    """Is called by channels, by one test after the other."""
 
     def hold(self, value):
         value = super().hold(value)
@@ -48,7 +48,7 @@ class Caller(Patient):
         return threading.Lock()
 
     def count_lines(self):
-        return sum(thread.name == "line" for thread in threading.enumerate())
+        return sum(thread.name == "fast-channel" for thread in threading.enumerate())
 
 
 @pytest.fixture(scope="module", params=["local", pytest.param("ray", marks=pytest.mark.ray)])
@@ -76,9 +76,9 @@ def process(ray_cluster):
 
 @pytest.fixture
 def remote(process):
-    """A process, and a line to it."""
-    (line,) = open_lines([process], "any", LONG)
-    return process, line
+    """A process, and a channel to it."""
+    (channel,) = open_channels([process], "any", LONG)
+    return process, channel
 
 
 def until(condition):
@@ -90,9 +90,9 @@ def until(condition):
 
 
 def test_calls_by_lines_give_values_errors_and_no_value_in_time(workers):
-    first, second = open_lines(workers, "any", LONG)
+    first, second = open_channels(workers, "any", LONG)
     assert (first.name, second.name) == ("worker[0]", "worker[1]")
-    futures = [line.call(Worker.echo, i) for i, line in enumerate((first, second, first, second))]
+    futures = [channel.call(Worker.echo, i) for i, channel in enumerate((first, second, first, second))]
     assert gather(futures, LONG) == [0, 1, 2, 3]
     assert wait(futures, 4, 0) == (futures, [])
     with pytest.raises(WorkerError, match="the motor is off") as caught:
@@ -114,20 +114,20 @@ def test_calls_by_lines_give_values_errors_and_no_value_in_time(workers):
     assert slow.result(LONG) == "late"
 
 
-def test_a_line_is_answered_while_the_worker_is_in_another_call(remote):
-    handle, line = remote
-    # The call returns when the line was answered, which it is not by the thread that waits there.
+def test_a_fast_channel_is_answered_while_the_worker_is_in_another_call(remote):
+    handle, channel = remote
+    # The call returns when the channel was answered, which it is not by the thread that waits there.
     held = handle.call(Caller.hold, 5)
-    line.call(Caller.release).result(LONG)
+    channel.call(Caller.release).result(LONG)
     assert held.result(LONG) == 5
 
 
-@pytest.mark.skipif(not IS_LINUX, reason="elsewhere lines are channels")
+@pytest.mark.skipif(not IS_LINUX, reason="elsewhere there are none by a socket")
 def test_processes_of_this_machine_are_called_by_a_socket_that_no_file_names(workers):
     files = set(Path("/tmp").iterdir()) | set(Path("/dev/shm").iterdir())
-    lines = open_lines(workers, "any", LONG)
+    channels = open_channels(workers, "any", LONG)
     is_remote = workers[0].info().remote
-    assert {type(line) for line in lines} == {SocketLine if is_remote else ChannelLine}
+    assert {type(channel) for channel in channels} == {SocketChannel if is_remote else HandleChannel}
     names = {str(path) for path in (set(Path("/tmp").iterdir()) | set(Path("/dev/shm").iterdir())) - files}
     assert not [name for name in names if "rlightning" in name]
     # Nobody else can come: the kernel's list of sockets has no listener of ours.
@@ -135,9 +135,9 @@ def test_processes_of_this_machine_are_called_by_a_socket_that_no_file_names(wor
     assert until(
         lambda: (
             not [
-                line
-                for line in Path("/proc/net/unix").read_text().splitlines()
-                if "@rlightning-" in line and listening in line
+                channel
+                for channel in Path("/proc/net/unix").read_text().splitlines()
+                if "@rlightning-" in channel and listening in channel
             ]
         )
     )
@@ -152,45 +152,45 @@ def test_who_lives_elsewhere_or_cannot_be_reached_is_called_by_a_channel():
 
 
 def test_an_error_that_cannot_travel_comes_as_its_text(remote):
-    _, line = remote
+    _, channel = remote
     with pytest.raises(TypeError):
         pickle.loads(pickle.dumps(Unportable("this", "that")))
     with pytest.raises(WorkerError, match="Unportable: this and that"):
-        line.call(Caller.fail_oddly).result(LONG)
-    assert line.call(Worker.echo, 1).result(LONG) == 1
+        channel.call(Caller.fail_oddly).result(LONG)
+    assert channel.call(Worker.echo, 1).result(LONG) == 1
 
 
-def test_a_value_that_cannot_travel_breaks_the_line_and_not_the_worker(remote):
-    handle, line = remote
+def test_a_value_that_cannot_travel_breaks_the_channel_and_not_the_worker(remote):
+    handle, channel = remote
     for _ in range(2):
-        with pytest.raises(WorkerError, match="the line to this process broke although it lives"):
-            line.call(Caller.give_a_lock).result(LONG)
+        with pytest.raises(WorkerError, match="the channel to this process broke although it lives"):
+            channel.call(Caller.give_a_lock).result(LONG)
     assert handle.call(Worker.echo, 1).result(LONG) == 1
 
 
 def test_a_process_that_dies_fails_the_calls_in_flight_and_all_later_ones(ray_cluster):
     pool = WorkerPool()
     handle = start_process(pool)
-    (line,) = open_lines([handle], "any", LONG)
+    (channel,) = open_channels([handle], "any", LONG)
     pid = handle.call(Worker.get_pid).result(LONG)
-    held = [line.call(Caller.hold, 1), line.call(Worker.echo, 2)]
+    held = [channel.call(Caller.hold, 1), channel.call(Worker.echo, 2)]
     os.kill(pid, signal.SIGKILL)
     assert wait(held, 2, LONG) == (held, [])
-    for future in [*held, line.call(Worker.echo, 3)]:
+    for future in [*held, channel.call(Worker.echo, 3)]:
         with pytest.raises(WorkerDied, match="the process of the worker is gone") as caught:
             future.result(LONG)
         assert (caught.value.worker, caught.value.exit_code) in {("worker", -signal.SIGKILL), ("worker", None)}
     pool.stop()
 
 
-def test_a_line_ends_with_its_last_user(remote):
-    handle, line = remote
-    others = open_lines([handle, handle], "any", LONG)
-    assert [one.call(Worker.echo, 1).result(LONG) for one in (line, *others)] == [1, 1, 1]
+def test_a_fast_channel_ends_with_its_last_user(remote):
+    handle, channel = remote
+    others = open_channels([handle, handle], "any", LONG)
+    assert [one.call(Worker.echo, 1).result(LONG) for one in (channel, *others)] == [1, 1, 1]
     assert until(lambda: handle.call(Caller.count_lines).result(LONG) == 3)  # those of other tests end meanwhile
     del others
     assert until(lambda: handle.call(Caller.count_lines).result(LONG) == 1)
-    assert line.call(Worker.echo, 2).result(LONG) == 2
+    assert channel.call(Worker.echo, 2).result(LONG) == 2
 
 
 @pytest.mark.skipif(not IS_LINUX or os.getuid() != 0, reason="only root can become somebody else")
@@ -204,5 +204,5 @@ def test_a_process_of_another_user_is_not_listened_to():
         [sys.executable, "-c", stranger], input=address, capture_output=True, text=True, check=True, timeout=LONG
     )
     assert told.stdout == "b''\n"
-    line = _connect(as_handle(Worker(), "here"), address, "node")
-    assert line.call(Worker.echo, 1).result(LONG) == 1
+    channel = _connect(as_handle(Worker(), "here"), address, "node")
+    assert channel.call(Worker.echo, 1).result(LONG) == 1
