@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from rlightning.distributed import Member, ParallelMode, plan_groups
 from rlightning.policy.base_policy import BasePolicy
 from rlightning.policy.members import Members
-from rlightning.runtime import Call, WorkerHandle, together
+from rlightning.runtime import Call, WorkerHandle, collective_call
 
 Transfer = tuple[WorkerHandle, Sequence[WorkerHandle]]
 """A sender of weights and its receivers."""
@@ -56,7 +56,7 @@ class GroupFormation:
         # Whoever waits in vain shall say so before the call itself is given up.
         patience = {} if members.timeout_s is None else {"timeout_s": 0.9 * members.timeout_s}
         options = {"generation": self.generation, **patience}
-        together(
+        collective_call(
             [
                 Call(
                     handle,
@@ -70,7 +70,7 @@ class GroupFormation:
         )
         # Torch's default group can only hold one rank per process.
         alone = all(handle.info().remote for handle in members.learners)
-        together(
+        collective_call(
             [
                 Call(
                     by_rank[rank],

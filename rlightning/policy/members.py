@@ -7,7 +7,7 @@ from typing import Any
 
 from rlightning.errors import ProtocolError
 from rlightning.policy.base_policy import PolicyRole
-from rlightning.runtime import Call, WorkerHandle, as_handle, gather, together
+from rlightning.runtime import Call, WorkerHandle, as_handle, collective_call, gather
 
 NO_LEARNER = "the group has no train policy: give one to PolicyGroup, or push one"
 
@@ -63,9 +63,9 @@ class Members:
         pairs = zip(handles, arguments, strict=True)
         return gather([handle.call(method, own) for handle, own in pairs], self.timeout_s)
 
-    def together(self, handles: Sequence[WorkerHandle], method: Any, *args: Any) -> list[Any]:
+    def collective_call(self, handles: Sequence[WorkerHandle], method: Any, *args: Any) -> list[Any]:
         """Call a method of some, each of which may wait for the others."""
-        return together([Call(handle, method, args) for handle in handles], self.timeout_s)
+        return collective_call([Call(handle, method, args) for handle in handles], self.timeout_s)
 
     def placement(self) -> dict[str, dict[str, list[WorkerHandle]]]:
         """List them by node: node -> ``{"train_policies": [...], "eval_policies": [...]}``."""

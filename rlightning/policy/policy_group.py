@@ -24,7 +24,7 @@ from rlightning.policy.group_state import (
 )
 from rlightning.policy.group_weights import GroupWeights, log_mismatches, weight_carrier
 from rlightning.policy.members import NO_LEARNER, Members
-from rlightning.runtime import Call, Future, WorkerHandle, gather, together
+from rlightning.runtime import Call, Future, WorkerHandle, collective_call, gather
 from rlightning.runtime.generators import global_generators, set_global_generators
 from rlightning.types import BatchedData, EnvMeta, EnvRet, PolicyResponse
 from rlightning.weights.bundle import Mismatch
@@ -204,7 +204,7 @@ class PolicyGroup:
     def _train_anew(self, state: dict[str, Any]) -> None:
         """Build all train policies anew, because whose gradients are averaged is another group, and let them go on."""
         assert self._start is not None
-        self._members.together(self._members.learners, BasePolicy.init_train, *self._start[:2])
+        self._members.collective_call(self._members.learners, BasePolicy.init_train, *self._start[:2])
         load_learners(self._members, state)
         self._members.call(self._members.learners, BasePolicy.envs_changed)
 
@@ -246,7 +246,7 @@ class PolicyGroup:
         """
         self._renew_groups()
         self._set_seeds(self._members.learners)
-        returned = self._members.together(self._members.learners, BasePolicy.init_train, train_config, env_meta)
+        returned = self._members.collective_call(self._members.learners, BasePolicy.init_train, train_config, env_meta)
         self._start = (train_config, env_meta, self._eval_config)
         return returned
 
@@ -357,7 +357,7 @@ class PolicyGroup:
             Call(handle, _hook(handle, BasePolicy._update_dataset, BasePolicy.update_dataset), (data,))
             for handle, data in zip(self._members.learners, sample_data, strict=True)
         ]
-        return max((lag for lag in together(calls, self._members.timeout_s) if lag is not None), default=0)
+        return max((lag for lag in collective_call(calls, self._members.timeout_s) if lag is not None), default=0)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train all train policies at once; returns what the first one reports.
@@ -374,7 +374,7 @@ class PolicyGroup:
         ]
         if not calls:
             raise ProtocolError(NO_LEARNER)
-        self._reports = together(calls, self._members.timeout_s)
+        self._reports = collective_call(calls, self._members.timeout_s)
         return self._reports[0]
 
     def reset_training_state(
@@ -382,9 +382,13 @@ class PolicyGroup:
     ) -> None:
         """Bring all train policies back to their initial state, equal on all of them; the eval policies do not wait."""
         self._renew_groups()
-        self._members.together(self._members.learners, BasePolicy.reset_training_state, train_config, env_meta, seed)
+        self._members.collective_call(
+            self._members.learners, BasePolicy.reset_training_state, train_config, env_meta, seed
+        )
         if self._formation.generation:
-            self._members.together(self._members.learners, BasePolicy.dist_barrier, ParallelMode.TRAIN_DATA_PARALLEL)
+            self._members.collective_call(
+                self._members.learners, BasePolicy.dist_barrier, ParallelMode.TRAIN_DATA_PARALLEL
+            )
 
     # Communication groups
 

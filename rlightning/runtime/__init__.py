@@ -1,11 +1,11 @@
 """Where code runs: handles to workers and futures of their results, the same for local and remote ones."""
 
+from rlightning.runtime.collective import Call, collective_call
 from rlightning.runtime.fast_channel import FastChannel, open_channels
 from rlightning.runtime.future import Future, JointFuture, LocalFuture, gather, resolve, wait
 from rlightning.runtime.handle import PartHandle, WorkerHandle, WorkerInfo, as_handle, share
 from rlightning.runtime.in_process import InProcessWorker
 from rlightning.runtime.place import own_place
-from rlightning.runtime.together import Call, together
 
 __all__ = [
     "Call",
@@ -18,11 +18,11 @@ __all__ = [
     "WorkerHandle",
     "WorkerInfo",
     "as_handle",
+    "collective_call",
     "gather",
     "open_channels",
     "own_place",
     "resolve",
     "share",
-    "together",
     "wait",
 ]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlightning.errors import RLightningError
-from rlightning.runtime import Call, FastChannel, Future, WorkerHandle, gather, open_channels, share, together
+from rlightning.runtime import Call, FastChannel, Future, WorkerHandle, collective_call, gather, open_channels, share
 from rlightning.weights.delivery import CHANNEL, Delivery, Receiver, Sender, Sharer
 from rlightning.weights.slots import Slots
 
@@ -35,7 +35,7 @@ def by_broadcast(deliveries: Sequence[Delivery], timeout_s: float | None) -> lis
     receivers = [receiver for delivery in deliveries for receiver in delivery.receivers]
     calls = [Call(sender, Sender.broadcast_weights) for sender in senders.values()]
     calls += [Call(receiver.channel(CHANNEL), Receiver.recv_weights) for receiver in receivers]
-    return together(calls, timeout_s)
+    return collective_call(calls, timeout_s)
 
 
 Carry = Callable[[Sequence[Delivery], float | None], list[int]]

@@ -73,8 +73,11 @@ def test_every_policy_has_a_rank_and_is_in_the_groups_of_its_node_and_its_role(c
         [(0, 2, 3), (1, 3)],
     ]
     for mode, sums in {ParallelMode.GLOBAL: [1111.0] * 4, ParallelMode.TRAIN_DATA_PARALLEL: [11.0, 11.0]}.items():
-        assert group._members.together([as_handle(p) for p in policies[: len(sums)]], Peer.sum_of_ranks, mode) == sums
-    group._members.together([as_handle(policy) for policy in policies], BasePolicy.dist_barrier)
+        assert (
+            group._members.collective_call([as_handle(p) for p in policies[: len(sums)]], Peer.sum_of_ranks, mode)
+            == sums
+        )
+    group._members.collective_call([as_handle(policy) for policy in policies], BasePolicy.dist_barrier)
 
 
 def test_groups_are_formed_again_for_other_members(crew):
@@ -87,7 +90,7 @@ def test_groups_are_formed_again_for_other_members(crew):
         generations.append({groups["global"][0][2] for groups in found})
         assert len(found[0]["global"][0][0]) == 2 + actors
         # 1 + 10 of the ranks 0 and 1, and so on.
-        sums = group._members.together(
+        sums = group._members.collective_call(
             [as_handle(policy) for policy in everybody], Peer.sum_of_ranks, ParallelMode.GLOBAL
         )
         assert sums == [float("1" * (2 + actors))] * (2 + actors)

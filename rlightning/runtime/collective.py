@@ -37,7 +37,7 @@ class Call:
         return self.handle.call(self.method, *self.args, **self.kwargs)
 
 
-def together(calls: Sequence[Call], timeout: float | None = None) -> list[Any]:
+def collective_call(calls: Sequence[Call], timeout: float | None = None) -> list[Any]:
     """Make all calls at once and wait for all of them, so that each may wait for what the others do.
 
     Local workers run in a thread each, and a single one in the caller's thread. Calls on one worker run in the order
