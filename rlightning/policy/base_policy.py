@@ -37,7 +37,7 @@ from rlightning.policy.tensors import ModuleTensors, as_tensors, distinct_tensor
 from rlightning.policy.training_state import clone_checkpoint_value, load_whole_state, own_state, whole_state
 from rlightning.policy.weight_export import WeightExport
 from rlightning.policy.weight_import import WeightImport
-from rlightning.runtime import own_place
+from rlightning.runtime import own_location
 from rlightning.types import EnvMeta, EnvRet, PolicyResponse
 from rlightning.weights.bundle import Bundle, BundlePart, digests, flatten_names, norms, split
 from rlightning.weights.layout import Layout, NamedTensors
@@ -734,11 +734,11 @@ class BasePolicy(nn.Module, ABC):
 
     def _get_node_id(self) -> str:
         """Give the id of this policy's node; "local" where it is an object of the controller."""
-        return own_place()[0]
+        return own_location()[0]
 
     def _get_gpu_ids(self) -> list[int]:
         """Give the GPUs that this policy may use, in the numbering of its node; none on the CPU."""
-        return [] if self.device == "cpu" else list(own_place()[1])
+        return [] if self.device == "cpu" else list(own_location()[1])
 
     def _get_addr_and_port(self) -> tuple[str, int]:
         """Listen where all others can meet this policy; its rank becomes 0."""

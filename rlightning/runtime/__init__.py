@@ -5,7 +5,7 @@ from rlightning.runtime.fast_channel import FastChannel, open_channels
 from rlightning.runtime.future import Future, JointFuture, LocalFuture, gather, resolve, wait
 from rlightning.runtime.handle import PartHandle, WorkerHandle, WorkerInfo, as_handle, share
 from rlightning.runtime.in_process import InProcessWorker
-from rlightning.runtime.place import own_place
+from rlightning.runtime.location import own_location
 
 __all__ = [
     "Call",
@@ -21,7 +21,7 @@ __all__ = [
     "collective_call",
     "gather",
     "open_channels",
-    "own_place",
+    "own_location",
     "resolve",
     "share",
     "wait",

@@ -25,7 +25,7 @@ from rlightning.errors import CallTimeout, WorkerError, raised_by
 from rlightning.runtime.exit_code import own_process
 from rlightning.runtime.future import Future, LocalFuture, gather
 from rlightning.runtime.handle import WorkerHandle
-from rlightning.runtime.place import own_place
+from rlightning.runtime.location import own_location
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -174,7 +174,7 @@ def _listen(worker: Any, caller: tuple[str, int]) -> tuple[str, str]:
     listener.listen(1)
     listener.settimeout(_MEET_S)
     threading.Thread(target=_serve, args=(worker, listener), name="fast-channel", daemon=True).start()
-    return address, own_place()[0]
+    return address, own_location()[0]
 
 
 def _connect(handle: WorkerHandle, address: str, node: str) -> SocketChannel | None:

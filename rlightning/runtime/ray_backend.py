@@ -168,8 +168,8 @@ def _node_id(_actor: Any) -> str:
     return str(ray.get_runtime_context().get_node_id())
 
 
-def actor_place() -> tuple[str, tuple[int, ...]] | None:
-    """Give the node and the GPUs of this process if it is an actor's."""
+def actor_location() -> tuple[str, tuple[int, ...]] | None:
+    """Return the node and the GPUs of this process if it is an actor's."""
     if not ray.is_initialized() or ray.get_runtime_context().worker.mode != ray.WORKER_MODE:
         return None
     return _node_id(None), tuple(sorted(int(gpu) for gpu in ray.get_gpu_ids()))

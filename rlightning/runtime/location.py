@@ -1,12 +1,12 @@
-"""Where this process is."""
+"""The node and the GPUs of this process."""
 
 from __future__ import annotations
 
 import sys
 
 
-def own_place() -> tuple[str, tuple[int, ...]]:
-    """Give the node and the GPUs of this process.
+def own_location() -> tuple[str, tuple[int, ...]]:
+    """Return the node and the GPUs of this process.
 
     Returns:
         Id of the node, "local" where this is no worker process; numbers of the GPUs, in the numbering of the node.
@@ -14,9 +14,9 @@ def own_place() -> tuple[str, tuple[int, ...]]:
     if "ray" in sys.modules:
         from rlightning.runtime import ray_backend
 
-        place = ray_backend.actor_place()
-        if place is not None:
-            return place
+        location = ray_backend.actor_location()
+        if location is not None:
+            return location
     from rlightning.device import available_gpus  # imports torch, which not every worker needs
 
     return "local", tuple(range(available_gpus()))
