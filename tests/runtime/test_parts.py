@@ -3,8 +3,8 @@
 import pytest
 
 from rlightning.errors import CallTimeout, WorkerError
-from rlightning.runtime import Call, as_handle, gather, together
-from rlightning.runtime.guests import end_guest, start_guest
+from rlightning.runtime import Call, as_handle, collective_call, gather
+from rlightning.runtime.in_process import end_in_process, start_in_process
 from rlightning.runtime.spawn import WorkerPool, WorkerSpec
 from tests.runtime.workers import Worker
 
@@ -46,15 +46,15 @@ def robot(request):
 
 
 @pytest.fixture
-def guest(robot):
-    guest, started = start_guest(robot, Robot, (), "guest[3]")
+def inner(robot):
+    inner, started = start_in_process(robot, Robot, (), "inner[3]")
     started.result(LONG)
-    yield as_handle(guest, guest.name)
-    end_guest(guest).result(LONG)
+    yield as_handle(inner, inner.name)
+    end_in_process(inner).result(LONG)
 
 
-def test_a_part_takes_what_a_worker_takes(robot, guest):
-    for worker in (robot, guest):
+def test_a_part_takes_what_a_worker_takes(robot, inner):
+    for worker in (robot, inner):
         arm = worker.part("arm")
         assert arm.name == worker.name
         assert arm.call(Arm.turn, 3).result(LONG) == 3
@@ -62,8 +62,8 @@ def test_a_part_takes_what_a_worker_takes(robot, guest):
         assert arm.call(Arm.turn, two, times=arm.call(Arm.turn, two, times=2)).result(LONG) == 8
 
 
-def test_calls_of_a_worker_and_its_part_run_in_one_order(robot, guest):
-    for worker in (robot, guest):
+def test_calls_of_a_worker_and_its_part_run_in_one_order(robot, inner):
+    for worker in (robot, inner):
         before = len(worker.call(Worker.get_log).result(LONG))
         for number in range(5):
             worker.call(Worker.log, 2 * number)
@@ -73,8 +73,8 @@ def test_calls_of_a_worker_and_its_part_run_in_one_order(robot, guest):
         assert len({thread for thread, _ in log}) == 1
 
 
-def test_a_failure_of_a_part_names_the_worker_and_the_method(robot, guest):
-    for worker in (robot, guest):
+def test_a_failure_of_a_part_names_the_worker_and_the_method(robot, inner):
+    for worker in (robot, inner):
         failed = worker.part("arm").call(Arm.fail)
         for failing in (failed, worker.call(Worker.echo, failed)):
             with pytest.raises(WorkerError, match="the motor is off") as caught:
@@ -95,4 +95,4 @@ def test_parts_meet_by_channels_and_in_collective_calls(robot):
     others = [as_handle(Robot(), f"here[{i}]") for i in range(2)]
     others[1].target.barrier = others[0].target.barrier
     calls = [Call(other.part("arm"), Arm.meet, (i,)) for i, other in enumerate(others)]
-    assert together([*calls, Call(robot.part("arm"), Arm.turn, (5,))], LONG) == [0, 1, 5]
+    assert collective_call([*calls, Call(robot.part("arm"), Arm.turn, (5,))], LONG) == [0, 1, 5]
