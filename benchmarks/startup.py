@@ -32,7 +32,7 @@ torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))])
 """
 TRAIN = """
 import rlightning.engine.base_engine as room
-import rlightning.launch.cli as cli
+import rlightning.commands.cli as cli
 learn = room.BaseEngine.learn
 
 def leave_after(self):

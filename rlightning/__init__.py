@@ -52,7 +52,7 @@ def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module 'rlightning' has no attribute {name!r}")
     module = importlib.import_module(_PUBLIC[name])
-    # The room of that name can be called; in its place, the function would hide the room.
+    # The module of that name can be called; in its place, the function would hide the module.
     value = module if name == "launch" else getattr(module, name)
     globals()[name] = value
     return value

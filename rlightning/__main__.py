@@ -1,6 +1,6 @@
 """``python -m rlightning`` is the command ``rlightning``."""
 
-from rlightning.launch.cli import main
+from rlightning.commands.cli import main
 
 if __name__ == "__main__":
     main()

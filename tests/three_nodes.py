@@ -6,7 +6,7 @@ One cluster for all of it, since it starts slowly, and a process of its own, sin
 import json
 import sys
 
-from tests.launch import landings
+from tests.assembly import landings
 from tests.policy import pushes_between_nodes
 from tests.simulated_nodes import simulated_nodes
 

@@ -28,7 +28,7 @@ def test_cuda_is_written_in_one_file():
 
 
 def test_the_environment_is_read_at_the_border_only():
-    assert offenders(SourceFile.reads_environment, ("launch/", "runtime/ray_backend.py")) == []
+    assert offenders(SourceFile.reads_environment, ("commands/", "runtime/ray_backend.py")) == []
 
 
 @pytest.mark.parametrize(

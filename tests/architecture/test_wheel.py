@@ -50,13 +50,13 @@ def test_type_checkers_see_its_types(installed):
 
 
 def test_the_command_works_from_any_folder(installed):
-    listed = run(installed, "-m", "rlightning.launch.cli", "presets")
+    listed = run(installed, "-m", "rlightning", "presets")
     assert {preset.stem for preset in (PACKAGE / "conf").glob("*.yaml")} <= set(listed.split())
 
 
 def test_the_command_has_its_name(installed):
     (entry_points,) = installed.glob("rlightning-*.dist-info/entry_points.txt")
-    assert "rlightning = rlightning.launch.cli:main" in entry_points.read_text("utf-8")
+    assert "rlightning = rlightning.commands.cli:main" in entry_points.read_text("utf-8")
 
 
 def test_the_licence_comes_with_it(installed):

@@ -62,11 +62,6 @@ def test_every_public_name_has_its_entry_in_the_api_reference():
     assert sorted(set(missing)) == []
 
 
-def test_a_function_is_not_hidden_by_the_module_of_its_name():
-    importlib.import_module("rlightning.launch.assemble")
-    assert callable(importlib.import_module("rlightning.launch").assemble)
-
-
 def test_every_option_has_a_meaning_under_it(config_reference):
     missing = [
         f"{section.__name__}.{name}"

@@ -8,10 +8,10 @@ import pytest
 import torch
 from rich.console import Console
 
+from rlightning.assembly.assemble import assemble
 from rlightning.checkpoint import load_state
-from rlightning.launch.assemble import assemble
-from rlightning.launch.changes import open_folder
-from rlightning.launch.run import resume
+from rlightning.commands.run import resume
+from rlightning.configuring.changes import open_folder
 from rlightning.observability.sinks import read_metrics
 
 RUNS = Path(__file__).parent / "runs_of_0_1_0"

@@ -10,7 +10,7 @@ import pytest
 
 import rlightning
 from rlightning.checkpoint import load_state
-from rlightning.launch.states import differences
+from rlightning.commands.states import differences
 from rlightning.observability.metrics import undescribed
 from rlightning.observability.sinks import read_metrics
 from tests.faults.processes import program
@@ -30,7 +30,7 @@ def finish(arguments, folder, timeout_s=500):
 @pytest.mark.timeout(600)
 def test_a_script_gives_the_run_of_the_command(tmp_path):
     finish([EXAMPLES / "train_ppo.py", *SMALL, "log.name=script"], tmp_path)
-    finish(["-m", "rlightning.launch.cli", "train", "ppo_cartpole", *SMALL, "log.name=command"], tmp_path)
+    finish(["-m", "rlightning", "train", "ppo_cartpole", *SMALL, "log.name=command"], tmp_path)
     states = [load_state(tmp_path / name / "checkpoints" / "last") for name in ("script", "command")]
     assert differences(*states) == []
     rows = [without_times(tmp_path / name / "metrics.jsonl") for name in ("script", "command")]
@@ -53,8 +53,8 @@ def test_a_script_is_a_handful_of_lines():
 
 @pytest.mark.parametrize("first", ["import rlightning.launch", "from rlightning import build_engine", "pass"])
 def test_launch_can_be_called_whatever_was_imported_before(first):
-    # rlightning.launch is a room and a function.
-    text = f"{first}\nfrom rlightning import launch\nimport rlightning.launch.load as room\nprint(callable(launch))"
+    # rlightning.launch is a module and a function.
+    text = f"{first}\nfrom rlightning import launch\nimport rlightning.commands.run as module\nprint(callable(launch))"
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=100, check=True)
     assert done.stdout == "True\n"
     assert callable(rlightning.launch)
@@ -87,7 +87,7 @@ def last_evaluation(rows):
 @pytest.mark.timeout(2500)
 def test_an_algorithm_of_ones_own_learns_and_is_found_again(tmp_path):
     name = reaches(450, "own_algorithm.py", tmp_path, last_evaluation)
-    output = finish(["-m", "rlightning.launch.cli", "eval", name, "--episodes", "3"], tmp_path)
+    output = finish(["-m", "rlightning", "eval", name, "--episodes", "3"], tmp_path)
     assert "episodes    3" in output
 
 
@@ -118,7 +118,7 @@ def test_a_robot_with_commands_of_its_own_is_trained_and_found_again(tmp_path):
     finish([EXAMPLES / "commanded_robot.py", *SMALL[2:], *short], tmp_path)
     rows = read_metrics(tmp_path / "follow" / "metrics.jsonl")
     assert all(0 < row["env/reward_speed"] <= 1 for row in rows)
-    output = finish(["-m", "rlightning.launch.cli", "eval", "follow", "--episodes", "3"], tmp_path)
+    output = finish(["-m", "rlightning", "eval", "follow", "--episodes", "3"], tmp_path)
     assert "episodes    3" in output
 
 

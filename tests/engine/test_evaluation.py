@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
+from rlightning.assembly.assemble import assemble
+from rlightning.commands.states import differences, tree_digest
 from rlightning.errors import ProtocolError, WorkerError
-from rlightning.launch.assemble import assemble
-from rlightning.launch.states import differences, tree_digest
 from rlightning.policy.base_policy import BasePolicy
 from rlightning.runtime import as_handle, gather
 from tests.engine.doubles import Notebook, config

@@ -4,9 +4,9 @@ import sys
 
 import pytest
 
+from rlightning.assembly.assemble import assemble
+from rlightning.commands.run import open_run
 from rlightning.errors import WeightSyncError, WorkerDied, WorkerError
-from rlightning.launch.assemble import assemble
-from rlightning.launch.run import open_run
 from rlightning.observability.run_folder import RunFolder
 from rlightning.observability.sinks import JsonlSink, Sinks
 from tests.engine.doubles import Notebook, config

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
+from rlightning.assembly.assemble import assemble, build_env_group, build_policy_group
 from rlightning.buffer.data_buffer import DataBuffer
 from rlightning.buffer.shard import BufferShard
 from rlightning.buffer.storage import RolloutBlock
 from rlightning.engine.fragments import FragmentEngine, FragmentGroup
 from rlightning.errors import NotEnoughData, ProtocolError, WorkerError
-from rlightning.launch.assemble import assemble, build_env_group, build_policy_group
 from rlightning.runtime import gather
 from rlightning.types.fragment import Fragment
 from tests.engine.doubles import config

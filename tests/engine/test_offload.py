@@ -2,8 +2,8 @@
 
 import pytest
 
+from rlightning.assembly.assemble import assemble
 from rlightning.config import ClusterConfig, Config, EnvConfig, EvalConfig, PolicyConfig, TrainConfig
-from rlightning.launch.assemble import assemble
 from rlightning.runtime import as_handle, gather
 from tests.engine.doubles import CHEAP, Notebook
 from tests.policy.travel import TravellingPPO

@@ -8,9 +8,9 @@ import signal
 import pytest
 import torch
 
+from rlightning.assembly.assemble import ENGINES, assemble
 from rlightning.engine.base_engine import RETURN_WINDOW
 from rlightning.errors import ConfigError, ProtocolError
-from rlightning.launch.assemble import ENGINES, assemble
 from rlightning.observability.metrics import undescribed
 from tests.engine.doubles import LazyEngine, Notebook, SpyEngine, config
 

@@ -2,10 +2,10 @@
 
 import pytest
 
+from rlightning.assembly.assemble import assemble
 from rlightning.checkpoint import load_state, save_state
+from rlightning.commands.states import differences
 from rlightning.errors import CheckpointError
-from rlightning.launch.assemble import assemble
-from rlightning.launch.states import differences
 from rlightning.runtime import gather
 from tests.engine.doubles import Notebook, config
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from rlightning.assembly.assemble import assemble
 from rlightning.checkpoint import save_state
-from rlightning.launch.assemble import assemble
 from tests.engine.doubles import config
 
 COUNTED = {"backend": "step_count", "num_workers": 2, "env_kwargs": {"lengths": [3, 7]}}

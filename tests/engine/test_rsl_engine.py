@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from rlightning.launch.assemble import assemble
-from rlightning.launch.states import differences
+from rlightning.assembly.assemble import assemble
+from rlightning.commands.states import differences
 from rlightning.runtime import gather
 from tests.engine.doubles import Notebook, config
 

@@ -84,7 +84,7 @@ print("trained", flush=True)
 
 def command(*overrides):
     usual = ["train.save_dir=.", "log.name=run", "log.progress=false", "log.backend=[]", "train.max_epochs=100000"]
-    return ["-m", "rlightning.launch.cli", "train", "ppo_cartpole", *usual, *overrides]
+    return ["-m", "rlightning", "train", "ppo_cartpole", *usual, *overrides]
 
 
 def epochs_of(folder):

@@ -8,10 +8,10 @@ import sys
 import pytest
 import torch
 
+from rlightning.assembly.assemble import ENGINES, assemble, build_data_buffer, build_env_group, build_policy_group
 from rlightning.checkpoint import save_state
 from rlightning.env.env_worker import EnvWorker
 from rlightning.errors import WorkerDied, WorkerError
-from rlightning.launch.assemble import ENGINES, assemble, build_data_buffer, build_env_group, build_policy_group
 from rlightning.runtime import as_handle, gather
 from tests.engine.doubles import Notebook, config
 from tests.engine.envs import OPEN

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from rlightning.config import Config, EnvConfig, LogConfig, OptimConfig, PolicyConfig, TrainConfig
+from rlightning.configuring.load import load_config
 from rlightning.errors import CheckpointError, ConfigError
-from rlightning.launch.load import load_config
 from rlightning.observability import run_folder
 from rlightning.observability.run_folder import RunFolder
 from rlightning.observability.sinks import read_metrics

@@ -12,11 +12,11 @@ from contextlib import closing
 
 import pytest
 
+from rlightning.assembly.assemble import assemble
+from rlightning.commands.run import open_run
 from rlightning.config import ClusterConfig, Config, EnvConfig, LogConfig, TrainConfig
 from rlightning.engine.recorder import FolderRecorder
 from rlightning.errors import RecordError, WorkerError
-from rlightning.launch.assemble import assemble
-from rlightning.launch.run import open_run
 from rlightning.observability.run_folder import RunFolder
 from rlightning.observability.sinks import JsonlSink
 from rlightning.observability.timer import Span, Timer

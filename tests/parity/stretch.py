@@ -10,10 +10,10 @@ from pathlib import Path
 import yaml
 
 import tests.engine.doubles  # noqa: F401 (registers what the configurations name)
+from rlightning.assembly.assemble import assemble
 from rlightning.checkpoint import save_state
+from rlightning.commands.states import digest, leaves
 from rlightning.config import Config
-from rlightning.launch.assemble import assemble
-from rlightning.launch.states import digest, leaves
 
 
 def run(config, until, out=None, checkpoint=None):

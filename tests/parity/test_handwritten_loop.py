@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from rlightning.algorithms.ppo import PPO
+from rlightning.assembly.assemble import assemble
+from rlightning.configuring.load import load_config
 from rlightning.env import env_worker
 from rlightning.functional.distributions import DiagonalGaussian
-from rlightning.launch.assemble import assemble
-from rlightning.launch.load import load_config
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 EPOCHS, SEED = 10, 1

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from rlightning.assembly.assemble import assemble
 from rlightning.config import ClusterConfig, Config, EnvConfig, PolicyConfig, TrainConfig
-from rlightning.launch.assemble import assemble
 from tests.engine.doubles import CHEAP, REMOTE
 from tests.parity.stretch import run
 

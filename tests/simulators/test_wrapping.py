@@ -7,11 +7,11 @@ import pytest
 from rlightning import register
 from rlightning.checkpoint import load_state, save_state
 from rlightning.config import EnvConfig
+from rlightning.configuring.load import load_config
 from rlightning.engine.evaluation import EvalResult, info_means
 from rlightning.env import BaseEnv, EnvWorker
 from rlightning.env.text import Tokenizer
 from rlightning.errors import ConfigError, UnsupportedSpace, WorkerError
-from rlightning.launch.load import load_config
 from rlightning.registry import lookup
 from rlightning.simulators.gymnasium import GymnasiumEnv
 from rlightning.types import EnvMeta, EnvRet, PolicyResponse, TokenIds

@@ -1,0 +1,251 @@
+"""Evaluation of a finished or running run: whole episodes, and a video of one."""
+
+from __future__ import annotations
+
+import ctypes.util
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from rlightning.assembly.assemble import assemble
+from rlightning.checkpoint import locate
+from rlightning.config import Config, EnvConfig
+from rlightning.configuring.changes import keep_changes, open_folder
+from rlightning.device import available_gpus
+from rlightning.engine.base_engine import BaseEngine
+from rlightning.engine.recorder import CheckpointFolder
+from rlightning.env.env_worker import EnvWorker, Episode
+from rlightning.errors import CheckpointError, ConfigError, MissingDependency, RLightningError
+from rlightning.observability.logs import log_to_console
+from rlightning.observability.run_folder import RunFolder
+from rlightning.registry import lookup
+from rlightning.runtime import LocalFuture
+from rlightning.types import BatchedData
+
+_LONGEST_VIDEO_STEPS = 10_000
+_LONGEST_PROBE_S = 20.0
+_DEFAULT_FPS = 30.0
+"""Steps per second of a video of an env that does not say how long a step is."""
+_MOST_FPS = 50.0
+"""Pictures per second; players show no more of a GIF, and few of an MP4."""
+_GL_BACKENDS = {"egl": "EGL", "osmesa": "OSMesa"}
+"""Values of MUJOCO_GL that need no screen, the quicker one first, and the library of each."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvalRequest:
+    """What ``rlightning eval`` was asked.
+
+    Attributes:
+        run: Folder of the run.
+        checkpoint: "best", "last", or the folder of a checkpoint.
+        episodes: Episodes; None means those of the configuration.
+        video: File to write one episode to.
+        sampled: Sample actions.
+        seed: Seed of the episodes; None means that of the configuration.
+        fps: Steps per second of the video; None means real time.
+        overrides: Changes to the configuration of the run, ``key=value``.
+    """
+
+    run: Path
+    checkpoint: str = "best"
+    episodes: int | None = None
+    video: Path | None = None
+    sampled: bool = False
+    seed: int | None = None
+    fps: float | None = None
+    overrides: tuple[str, ...] = ()
+
+
+def evaluate_run(request: EvalRequest, console: Console) -> None:
+    """Evaluate the policy of a run, print what came out, and write the video if one was asked for.
+
+    Raises:
+        CheckpointError: If there is no such run or checkpoint.
+        ConfigError: If the run's configuration cannot be loaded.
+    """
+    run = open_folder(request.run, request.overrides)
+    checkpoint = _find_checkpoint(run, request.checkpoint)
+    config = _for_evaluation(run.config, request)
+    log_to_console(config.log.level)
+    if request.video is not None:
+        choose_gl_backend()
+    with assemble(config) as engine:
+        engine.resume(checkpoint)
+        keep_changes(run, "eval", engine.epoch, console)
+        result = engine.run().evaluation
+        assert result is not None
+        how = "most likely actions" if config.evaluation.deterministic else "sampled actions"
+        console.print(f"checkpoint  {checkpoint.resolve().name} of {run.name}, {how}", soft_wrap=True, markup=False)
+        console.print(result.describe(), highlight=False)
+        if request.video is not None:
+            with console.status("drawing the video ...") as status:
+
+                def count(steps: int) -> None:
+                    status.update(f"drawing the video: {steps} steps")
+
+                episode = record_episode(engine, config, request.video, request.fps, count)
+            drawn = f"video       {request.video}: return {episode.return_:.2f}, {episode.length} steps"
+            console.print(drawn, soft_wrap=True, markup=False)
+
+
+def record_episode(
+    engine: BaseEngine,
+    config: Config,
+    path: Path,
+    fps: float | None = None,
+    on_frame: Callable[[int], None] = lambda _: None,
+) -> Episode:
+    """Play one episode with the policy of an engine and write it as a video that lasts as long as the episode.
+
+    Args:
+        engine: An engine whose eval policies have their weights.
+        config: Its configuration; the first env is played.
+        path: An .mp4 or .gif file.
+        fps: Steps per second; None means those of the env's own time, or 30 where it does not say.
+        on_frame: Called with the number of steps after each.
+
+    Returns:
+        The episode that is seen.
+
+    Raises:
+        RLightningError: If the env cannot be drawn, or the episode does not end.
+    """
+    import imageio.v2 as imageio
+
+    kind = _drawable(config.env[0])
+    try:
+        worker = EnvWorker(lookup("simulator", kind.backend), kind, 0, config.evaluation.seed, "eval")
+    except ConfigError as error:
+        if "render_mode" in str(error) and "render_mode" not in config.env[0].env_kwargs:
+            raise RLightningError(f"{kind.name} cannot be drawn: its constructor takes no render_mode") from error
+        raise
+    path.parent.mkdir(parents=True, exist_ok=True)
+    writer: Any = imageio.get_writer
+    fps = fps or worker.render_fps() or _DEFAULT_FPS
+    rate, options = _frame_rate(fps, path.suffix)
+    try:
+        env_ret = worker.reset()
+        frame = _frame(worker, kind)
+        with writer(path, **options) as video:
+            video.append_data(frame)
+            for steps in range(1, _LONGEST_VIDEO_STEPS):
+                on_frame(steps)
+                responses = engine.policy_group.rollout_batch(
+                    BatchedData([0], [LocalFuture(env_ret)]),
+                    evaluation=True,
+                    deterministic=config.evaluation.deterministic,
+                )
+                env_ret = worker.step(responses.items[0].result())
+                episodes = worker.pop_episodes()
+                if episodes:
+                    return episodes[0]
+                if steps * rate // fps > (steps - 1) * rate // fps:
+                    video.append_data(_frame(worker, kind))
+    finally:
+        worker.close()
+    raise RLightningError(f"the episode did not end within {_LONGEST_VIDEO_STEPS} steps: set env.max_episode_steps")
+
+
+def _frame_rate(fps: float, ending: str) -> tuple[float, dict[str, Any]]:
+    """Choose how many pictures a second of a video has, at most ``fps``, and say so to the writer of its format."""
+    if ending == ".mp4":
+        rate = fps / math.ceil(fps / _MOST_FPS)
+        return rate, {"fps": rate, "macro_block_size": 2}
+    # A GIF counts time in hundredths of a second.
+    hundredths = math.ceil(max(100 / fps, 100 / _MOST_FPS))
+    return 100 / hundredths, {"duration": 10 * hundredths, "loop": 0}
+
+
+def choose_gl_backend() -> None:
+    """Let MuJoCo draw without a screen: set MUJOCO_GL where it is unset and there is no screen.
+
+    A backend is tried in a process of its own, since the choice cannot be changed in this one afterwards.
+    """
+    has_screen = bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+    if not sys.platform.startswith("linux") or has_screen or "MUJOCO_GL" in os.environ:
+        return
+    for backend, library in _GL_BACKENDS.items():
+        if ctypes.util.find_library(library) and _can_draw(backend):
+            os.environ["MUJOCO_GL"] = backend
+            return
+
+
+def _can_draw(backend: str) -> bool:
+    program = "import mujoco; mujoco.GLContext(8, 8).make_current()"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "MUJOCO_GL": backend},
+            capture_output=True,
+            timeout=_LONGEST_PROBE_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0
+
+
+def _find_checkpoint(run: RunFolder, wanted: str) -> Path:
+    folder = CheckpointFolder(run.checkpoints)
+    if wanted == "best":
+        return folder.best() or folder.last()
+    if wanted == "last":
+        return folder.last()
+    for path in (Path(wanted), run.checkpoints / wanted):
+        if locate(path).is_dir():
+            return path
+    raise CheckpointError(f"there is no checkpoint {wanted!r}; {run.checkpoints} lists those of the run")
+
+
+def _for_evaluation(config: Config, request: EvalRequest) -> Config:
+    """Change a run's configuration so that this process, on whatever machine, evaluates it."""
+    asked = {
+        "episodes": request.episodes,
+        "seed": request.seed,
+        "deterministic": False if request.sampled else None,
+    }
+    evaluation = config.evaluation.model_copy(update={key: value for key, value in asked.items() if value is not None})
+    here: dict[str, Any] = dict.fromkeys(("remote_env", "remote_eval", "remote_storage", "remote_train"), False)
+    here |= dict.fromkeys(("eval_worker_num", "train_worker_num", "buffer_worker_num"), 1)
+    policy, gpus = config.policy, float(available_gpus())
+    at_most = {name: min(getattr(policy, name), gpus) for name in ("train_num_gpus", "eval_num_gpus")}
+    one_each = {"num_workers": 1, "num_envs": 1}
+    return config.model_copy(
+        update={
+            "engine": "eval",
+            "evaluation": evaluation,
+            "policy": policy.model_copy(update=at_most),
+            "cluster": config.cluster.model_copy(update=here),
+            # Training envs are just asked for their spaces.
+            "env": [kind.model_copy(update={**one_each, "num_gpus": min(kind.num_gpus, gpus)}) for kind in config.env],
+        }
+    )
+
+
+def _drawable(kind: EnvConfig) -> EnvConfig:
+    """Ask Gymnasium's envs for pictures; other simulators are drawn as they are."""
+    kwargs = {"render_mode": "rgb_array", **kind.env_kwargs} if kind.backend == "gymnasium" else kind.env_kwargs
+    return kind.model_copy(update={"num_workers": 1, "num_envs": 1, "env_kwargs": kwargs})
+
+
+def _frame(worker: EnvWorker, kind: EnvConfig) -> Any:
+    try:
+        frame = worker.render()
+    except RLightningError:
+        raise
+    except (AttributeError, RuntimeError, OSError, ImportError) as error:
+        raise MissingDependency(
+            f"{kind.name} cannot be drawn here: {type(error).__name__}: {error}; without a screen it needs libEGL or "
+            f"libOSMesa (packages libegl1 or libosmesa6), and MUJOCO_GL set to egl or osmesa"
+        ) from error
+    if frame is None:
+        raise RLightningError(f"{kind.name} cannot be drawn: its render() gives no picture")
+    return frame

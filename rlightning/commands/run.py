@@ -1,0 +1,227 @@
+"""A run from its folder to its curve, and the entry point of a user's script."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from rlightning.assembly.assemble import assemble
+from rlightning.assembly.context import RunContext, current_run
+from rlightning.checkpoint import load_state
+from rlightning.commands.problems import EXIT_BAD_CONFIG, EXIT_INTERRUPTED, config_error_in, print_problems
+from rlightning.config import Config
+from rlightning.configuring.changes import keep_changes
+from rlightning.configuring.load import LoadedConfig, load_config
+from rlightning.engine.recorder import CheckpointFolder, FolderRecorder
+from rlightning.errors import CheckpointError
+from rlightning.observability.curve import draw_curve
+from rlightning.observability.logs import log_to_console
+from rlightning.observability.progress import ProgressDisplay
+from rlightning.observability.run_folder import RunFolder
+from rlightning.observability.sinks import read_metrics
+from rlightning.observability.trace import TraceFile
+
+logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def open_run(run: RunFolder, *, first_epoch: int = 0, resumed_at: int | None = None) -> Iterator[None]:
+    """Record all that is built inside in the folder of a run; at the end the learning curve is drawn.
+
+    Args:
+        run: The folder.
+        first_epoch: Epochs that are done already.
+        resumed_at: Env steps of the checkpoint that the run goes on from; None for a new run.
+
+    Raises:
+        CheckpointError: If another process records in the folder.
+    """
+    config = run.config
+    log_to_console(config.log.level)
+    has_epochs = config.engine != "eval"
+    shown = ProgressDisplay(config.train.max_epochs, first_epoch, enabled=config.log.progress and has_epochs)
+    with _alone_in(run), shown as progress:
+        sink = run.open_sinks(resumed_at)
+        trace_file = TraceFile(run.trace_path) if config.log.trace else None
+        recorder = FolderRecorder(sink, run.checkpoints, config.train.keep_checkpoints, progress.update, trace_file)
+        token = current_run.set(RunContext(recorder, run.logs, run.path))
+        is_over = False
+        try:
+            yield
+            is_over = True
+        except Exception:
+            # Whoever started the run shows what a person needs of it; here nothing is left out.
+            logger.exception("the run failed", extra={"in_file_only": True})
+            raise
+        finally:
+            current_run.reset(token)
+            try:
+                sink.close()
+            except Exception as error:
+                if is_over:
+                    raise
+                # What the run ended with is what whoever started it must see.
+                logger.warning("metrics may be lost, since closing failed: %s: %s", type(error).__name__, error)
+            finally:
+                _draw(run)
+
+
+def _draw(run: RunFolder) -> None:
+    """Draw the learning curve; where that fails, the run ends as it would have ended."""
+    try:
+        draw_curve(read_metrics(run.metrics_path), run.curve_path, run.name)
+    except Exception as error:
+        logger.warning("the learning curve cannot be drawn: %s: %s", type(error).__name__, error)
+
+
+@contextmanager
+def _alone_in(run: RunFolder) -> Iterator[None]:
+    """Hold the folder of a run for this process; the system lets go of it when the process ends, however it does."""
+    try:
+        import fcntl
+    except ImportError:  # Windows has none
+        yield
+        return
+    with run.lock_path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise CheckpointError(
+                f"another process is at work in {run.path}: wait until it ends, or end it, and resume the run then"
+            ) from error
+        except OSError as error:
+            logger.debug("%s is on a file system without locks: %s", run.path, error)
+        yield
+
+
+def train(loaded: LoadedConfig, console: Console | None = None) -> RunFolder:
+    """Run a configuration in a new folder and say where everything is.
+
+    Raises:
+        KeyboardInterrupt: After Ctrl-C; the folder holds a checkpoint then.
+    """
+    console = console or Console()
+    with _new_folder(loaded) as run, _told(run, console), open_run(run), assemble(run.config) as engine:
+        engine.policy_group.check_extra_training_state()
+        result = engine.run()
+    if run.config.engine == "eval" and result.evaluation is not None:
+        console.print(f"evaluated   initial weights, in {_short(run.path)}", soft_wrap=True, markup=False)
+        console.print(result.evaluation.describe(), highlight=False)
+    return run
+
+
+def resume(run: RunFolder, console: Console | None = None) -> RunFolder:
+    """Go on with a run from its newest whole checkpoint, in the same folder.
+
+    Raises:
+        CheckpointError: If there is none, or it does not fit the configuration.
+    """
+    console = console or Console()
+    checkpoint = CheckpointFolder(run.checkpoints).last()
+    counters = load_state(checkpoint, ["engine"])["engine"]
+    done, wanted = counters["epoch"], run.config.train.max_epochs
+    console.print(f"{run.name}: {done} of {wanted} epochs are done, {checkpoint.name}", soft_wrap=True, markup=False)
+    if done >= wanted:
+        longer = f"to train on: rlightning resume {_short(run.path)} train.max_epochs=..."
+        console.print(f"nothing is left to do; {longer}", soft_wrap=True, markup=False)
+        return run
+    recording = open_run(run, first_epoch=counters["epoch"], resumed_at=counters["env_steps"])
+    with _told(run, console), recording, assemble(run.config) as engine:
+        engine.resume(checkpoint)
+        # Only now: a change that cannot be built, or that the state does not fit, leaves the folder as it is.
+        keep_changes(run, "resume", done, console)
+        engine.run()
+    return run
+
+
+def launch(
+    main_func: Callable[[Config], Any],
+    config_path: Path | str,
+    overrides: Sequence[str] | None = None,
+    *,
+    console: Console | None = None,
+) -> None:
+    """Run a script: read its configuration, record it in a run folder, and end with an exit code that says how it went.
+
+    Args:
+        main_func: Takes the configuration, builds the parts and runs them.
+        config_path: A YAML file, or the name of a preset.
+        overrides: ``key=value`` arguments; None takes those of the command line.
+        console: Where to say what; None means the terminal.
+
+    Raises:
+        SystemExit: With 2 if the configuration is wrong, 130 after Ctrl-C. Other errors pass as they are.
+    """
+    console = console or Console()
+    try:
+        loaded = load_config(str(config_path), list(sys.argv[1:]) if overrides is None else list(overrides))
+        with _new_folder(loaded) as run, _told(run, console), open_run(run):
+            main_func(run.config)
+    except Exception as error:
+        found = config_error_in(error)
+        if found is None:
+            raise
+        print_problems(found)
+        raise SystemExit(EXIT_BAD_CONFIG) from error
+    except KeyboardInterrupt as error:
+        raise SystemExit(EXIT_INTERRUPTED) from error
+
+
+@contextmanager
+def _new_folder(loaded: LoadedConfig) -> Iterator[RunFolder]:
+    """Make the folder of a run; a run that is refused for its configuration before its first epoch leaves none."""
+    run = RunFolder.create(loaded.config, loaded.preset)
+    try:
+        yield run
+    except Exception as error:
+        if config_error_in(error) is not None and not _has_epochs(run):
+            shutil.rmtree(run.path)
+        raise
+
+
+def _has_epochs(run: RunFolder) -> bool:
+    return run.metrics_path.exists() and bool(read_metrics(run.metrics_path))
+
+
+@contextmanager
+def _told(run: RunFolder, console: Console) -> Iterator[None]:
+    """Say at the end, also after Ctrl-C or a failure, where the checkpoint and the curve are and how to go on."""
+    is_over, failed = False, False
+    try:
+        yield
+        is_over = True
+    except Exception as error:
+        failed = config_error_in(error) is None
+        raise
+    finally:
+        folder = _short(run.path)
+        checkpoints = CheckpointFolder(run.checkpoints)
+        lines = []
+        if (run.checkpoints / "last").exists():
+            lines.append(("checkpoint", _short(checkpoints.path / "last")))
+            if (run.checkpoints / "best").exists():
+                lines.append(("best so far", _short(checkpoints.path / "best")))
+            if not is_over:
+                lines.append(("go on", f"rlightning resume {folder}"))
+            lines.append(("watch it", f"rlightning eval {folder} --video {folder}/policy.mp4"))
+            if run.curve_path.exists():
+                lines.append(("learning curve", _short(run.curve_path)))
+        if failed and run.logs.is_dir():
+            lines.append(("log", _short(run.logs)))
+        if lines:
+            console.print()
+        for label, text in lines:
+            console.print(f"[bold]{label:>14}[/]  {escape(text)}", soft_wrap=True, highlight=False)
+
+
+def _short(path: Path) -> str:
+    """Write a path relative to the current folder where it lies inside."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
