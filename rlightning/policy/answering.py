@@ -13,10 +13,10 @@ from rlightning.errors import ConfigError, ProtocolError
 from rlightning.observability.timer import Timer
 from rlightning.policy.batching import join_requests, own_response, split_response
 from rlightning.policy.coroutines import CoroutineThread
-from rlightning.policy.gate import RolloutGate
 from rlightning.policy.memory import Part
 from rlightning.types import EnvRet, PolicyResponse
 from rlightning.types.tree import to_numpy, tree_leaves
+from rlightning.weights.gate import RolloutGate
 
 if TYPE_CHECKING:
     from rlightning.policy.base_policy import BasePolicy

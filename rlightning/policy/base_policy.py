@@ -30,7 +30,6 @@ from rlightning.policy.built_options import Built, built_options
 from rlightning.policy.compilation import compile_at_first_call
 from rlightning.policy.coroutines import hide_coroutines, is_coroutine
 from rlightning.policy.data_parallel import DataParallel, infer_train_dp_world_size, set_nested_attr
-from rlightning.policy.gate import RolloutGate
 from rlightning.policy.generators import Generators
 from rlightning.policy.memory import Part, memory_of, optimizer_tensors
 from rlightning.policy.tensors import ModuleTensors, as_tensors, distinct_tensors, held_tensors, with_buffers
@@ -40,8 +39,9 @@ from rlightning.policy.weight_import import WeightImport
 from rlightning.runtime import own_location
 from rlightning.types import EnvMeta, EnvRet, PolicyResponse
 from rlightning.weights.bundle import Bundle, BundlePart, digests, flatten_names, norms, split
+from rlightning.weights.gate import RolloutGate
 from rlightning.weights.layout import Layout, NamedTensors
-from rlightning.weights.slots import Slots
+from rlightning.weights.version_buffer import VersionBuffer
 
 if TYPE_CHECKING:
     # A worker that holds no storage starts in two thirds of the time without this import.
@@ -430,7 +430,7 @@ class BasePolicy(nn.Module, ABC):
         self._require_init("import_bundle")
         return self._weight_import.put_in_force(bundle)
 
-    def send_weights(self, receivers: Sequence[Any], shared_weight_buffer: Slots | None = None) -> Bundle | int:
+    def send_weights(self, receivers: Sequence[Any], shared_weight_buffer: VersionBuffer | None = None) -> Bundle | int:
         """Give a copy of all that acts, or write it into a buffer that others map; see ``Sender.send_weights``."""
         self._require_init("send_weights")
         with self._steady:
@@ -449,7 +449,7 @@ class BasePolicy(nn.Module, ABC):
         """Take weights into the buffer, or without one into force; see ``Receiver.recv_weights``."""
         return self._weight_import.receive(payload)
 
-    def init_weight_buffer(self, shared_weight_buffer: Slots | None = None) -> None:
+    def init_weight_buffer(self, shared_weight_buffer: VersionBuffer | None = None) -> None:
         """Let weights go into a buffer first, in force with the next update; see ``Receiver.init_weight_buffer``."""
         if self.role_type is not PolicyRole.EVAL:
             raise ProtocolError(f"weight buffers are for policies of role 'eval'; this one is {self.role_type.value!r}")
@@ -465,12 +465,12 @@ class BasePolicy(nn.Module, ABC):
         names = ("send_weights", "recv_weights", "import_bundle", "export_bundle")
         return all(_is_inherited(type(self), name) for name in names)
 
-    def share_weight_buffer(self, parts: int = 1, copies: int = 2) -> Slots:
+    def share_weight_buffer(self, parts: int = 1, copies: int = 2) -> VersionBuffer:
         """Make a buffer that the policies of this node can map; see ``Sharer.share_weight_buffer``."""
         self._require_init("share_weight_buffer")
         return self._weight_import.make_buffer(parts, copies)
 
-    def map_weight_buffer(self, shared_weight_buffer: Slots) -> None:
+    def map_weight_buffer(self, shared_weight_buffer: VersionBuffer) -> None:
         """Map a buffer of this node now, to write into it later, or to copy out of it; see ``Sharer``."""
         self._require_init("map_weight_buffer")
         if self.role_type is PolicyRole.TRAIN:
@@ -514,7 +514,7 @@ class BasePolicy(nn.Module, ABC):
         self._require_init("get_bundle_digest")
         return self.version, digests(flatten_names(self._acting()))
 
-    def send_weights_ipc(self) -> Slots:
+    def send_weights_ipc(self) -> VersionBuffer:
         """Give a handle of memory that holds the weights, for a policy beside this one."""
         self._require_init("send_weights_ipc")
         with self._steady:
@@ -524,7 +524,7 @@ class BasePolicy(nn.Module, ABC):
         """Make new memory for the next handle, because another policy will get it."""
         self._weight_export.end_hand_over()
 
-    def recv_weights_ipc(self, payload: Slots | None, part: int | None = None) -> int:
+    def recv_weights_ipc(self, payload: VersionBuffer | None, part: int | None = None) -> int:
         """Take weights out of memory that a sender of this node writes into; see ``Receiver.recv_weights_ipc``."""
         self._require_init("recv_weights_ipc")
         try:

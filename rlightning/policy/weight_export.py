@@ -13,7 +13,7 @@ from rlightning.observability.timer import Timer
 from rlightning.policy.acting import Acting, Look
 from rlightning.weights.bundle import Bundle, pack
 from rlightning.weights.layout import check_key, copy_all
-from rlightning.weights.slots import Slots
+from rlightning.weights.version_buffer import VersionBuffer
 
 if TYPE_CHECKING:
     from rlightning.policy.base_policy import BasePolicy
@@ -32,8 +32,8 @@ class WeightExport:
         # Weakly: a policy and its tensors end with their last user, and do not wait for the garbage collector.
         self._policy = cast("BasePolicy", weakref.proxy(policy))
         self._acting, self._timer = acting, timer
-        self._mapped: Slots | None = None  # the buffer of this node that the policy was told of
-        self._handed_over: Slots | None = None  # what the policy beside this one reads from
+        self._mapped: VersionBuffer | None = None  # the buffer of this node that the policy was told of
+        self._handed_over: VersionBuffer | None = None  # what the policy beside this one reads from
 
     def bundle(self) -> Bundle:
         """Copy all that acts, with its version."""
@@ -43,7 +43,7 @@ class WeightExport:
                 return Bundle(self._policy.version, layout, home.read())
             return pack(tensors, self._policy.version, layout)
 
-    def send(self, receivers: Sequence[Any], buffer: Slots | None) -> Bundle | int:
+    def send(self, receivers: Sequence[Any], buffer: VersionBuffer | None) -> Bundle | int:
         """Write into a shared buffer and give a bundle; see ``BasePolicy.send_weights``."""
         if buffer is None and not receivers:
             buffer = self._mapped
@@ -67,7 +67,7 @@ class WeightExport:
             group.broadcast_(flat)
         return policy.version
 
-    def map(self, buffer: Slots) -> None:
+    def map(self, buffer: VersionBuffer) -> None:
         """Take a buffer of this node to write into whenever somebody is sent to and nobody receives."""
         check_key(self._acting.look().layout, buffer.layout.key, self._policy._who)
         self._mapped = buffer
@@ -77,11 +77,11 @@ class WeightExport:
         if self._mapped is not None:
             self._mapped.unlink()
 
-    def hand_over(self) -> Slots:
+    def hand_over(self) -> VersionBuffer:
         """Write into memory of one's own and give a handle of it."""
         layout = self._acting.look().layout
         if self._handed_over is None or self._handed_over.layout.key != layout.key:
-            self._handed_over = Slots.create_shared(layout, copies=1)
+            self._handed_over = VersionBuffer.create_shared(layout, copies=1)
         self._write(self._handed_over)
         return self._handed_over
 
@@ -95,7 +95,7 @@ class WeightExport:
         # A learner is asked between two training steps, when nobody is at work on its tensors; an eval policy may act.
         return self._acting.look(may_move=self._policy.role_type == "train")
 
-    def _write(self, buffer: Slots) -> None:
+    def _write(self, buffer: VersionBuffer) -> None:
         tensors, layout, home = self._look()
         check_key(layout, buffer.layout.key, self._policy._who)
         with self._timer.measure("export"):

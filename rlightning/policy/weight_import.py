@@ -15,15 +15,15 @@ from rlightning.distributed import ParallelMode
 from rlightning.errors import ProtocolError, WeightSyncError
 from rlightning.observability.timer import Timer
 from rlightning.policy.acting import Acting
-from rlightning.policy.gate import RolloutGate
 from rlightning.policy.memory import Part
 from rlightning.policy.tensors import plain_names, with_buffers
-from rlightning.policy.updater import Updater
 from rlightning.policy.weight_export import NOTHING_COMES
 from rlightning.weights.bundle import Bundle, BundlePart, check_same_layout, flatten_names
+from rlightning.weights.gate import RolloutGate
 from rlightning.weights.home import Home, is_alone, uses_of
 from rlightning.weights.layout import Layout, NamedTensors, as_bytes, check_key, copy_all, each, point_all
-from rlightning.weights.slots import Slots
+from rlightning.weights.updater import Updater
+from rlightning.weights.version_buffer import VersionBuffer
 
 if TYPE_CHECKING:
     from rlightning.policy.base_policy import BasePolicy
@@ -75,13 +75,14 @@ class WeightImport:
         self._policy = cast("BasePolicy", weakref.proxy(policy))
         self._acting, self._gate, self._timer, self._loads_plainly = acting, gate, timer, loads_plainly
         self._outcome = _Outcome(gate)
-        self._slots: Slots | None = None
-        self._adopted: tuple[Slots, int] | None = None  # whose memory is acted with, and the stamp of what lies there
+        self._slots: VersionBuffer | None = None
+        # The buffer whose memory acts, and the stamp of what lies there.
+        self._adopted: tuple[VersionBuffer, int] | None = None
         # Of memory that no other policy acts with: its bytes, and how many tensors had a hold on them at first.
         self._memory: tuple[torch.Tensor, int] | None = None
         self._is_own = False  # whether no other policy acts with the buffer
-        self._made: Slots | None = None  # the buffer that this policy made for its node
-        self._mapped: Slots | None = None  # what a sender of this node writes into, to be copied out
+        self._made: VersionBuffer | None = None  # the buffer that this policy made for its node
+        self._mapped: VersionBuffer | None = None  # what a sender of this node writes into, to be copied out
         self._updater: Updater | None = None
 
     def forget(self) -> None:
@@ -99,12 +100,12 @@ class WeightImport:
 
     # The buffer
 
-    def use_buffer(self, buffer: Slots | None) -> None:
+    def use_buffer(self, buffer: VersionBuffer | None) -> None:
         """Let weights go into a buffer first; None makes one."""
         layout, is_own = self._policy.weight_layout(), buffer is None
         if buffer is None:
             is_near = self._policy.config.weight_buffer.type == "WeightBuffer"
-            buffer = Slots(layout, device=self._policy.device if is_near else "cpu")
+            buffer = VersionBuffer(layout, device=self._policy.device if is_near else "cpu")
         check_key(layout, buffer.layout.key, self._policy._who)
         with self._gate.update():
             self.take_own_memory()
@@ -120,12 +121,12 @@ class WeightImport:
                 self.take_own_memory()
                 self._slots = None
 
-    def make_buffer(self, parts: int, copies: int) -> Slots:
+    def make_buffer(self, parts: int, copies: int) -> VersionBuffer:
         """Make a buffer that the policies of this node can map."""
-        self._made = Slots.create_shared(self._policy.weight_layout(), parts, copies)
+        self._made = VersionBuffer.create_shared(self._policy.weight_layout(), parts, copies)
         return self._made
 
-    def map(self, buffer: Slots) -> None:
+    def map(self, buffer: VersionBuffer) -> None:
         """Take a buffer of this node to copy out of whenever a sender has written into it."""
         check_key(self._policy.weight_layout(), buffer.layout.key, self._policy._who)
         self._mapped = buffer
@@ -189,7 +190,7 @@ class WeightImport:
                 self._slots.write_bytes(payload.version, as_bytes(payload.flat))
         return payload.version
 
-    def receive_memory(self, memory: Slots | None, part: int | None) -> int:
+    def receive_memory(self, memory: VersionBuffer | None, part: int | None) -> int:
         """Copy weights out of memory that a sender of this node writes into; see ``BasePolicy.recv_weights_ipc``."""
         if memory is None:
             memory = self._mapped

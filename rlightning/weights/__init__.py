@@ -2,6 +2,16 @@
 
 from rlightning.weights.bundle import Bundle, BundlePart, Mismatch, digests, flatten_names, pack
 from rlightning.weights.layout import Layout, NamedTensors
-from rlightning.weights.slots import Slots
+from rlightning.weights.version_buffer import VersionBuffer
 
-__all__ = ["Bundle", "BundlePart", "Layout", "Mismatch", "NamedTensors", "Slots", "digests", "flatten_names", "pack"]
+__all__ = [
+    "Bundle",
+    "BundlePart",
+    "Layout",
+    "Mismatch",
+    "NamedTensors",
+    "VersionBuffer",
+    "digests",
+    "flatten_names",
+    "pack",
+]

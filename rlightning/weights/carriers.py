@@ -10,7 +10,7 @@ from typing import Any
 from rlightning.errors import RLightningError
 from rlightning.runtime import Call, FastChannel, Future, WorkerHandle, collective_call, gather, open_channels, share
 from rlightning.weights.delivery import CHANNEL, Delivery, Receiver, Sender, Sharer
-from rlightning.weights.slots import Slots
+from rlightning.weights.version_buffer import VersionBuffer
 
 
 def by_object_store(deliveries: Sequence[Delivery], timeout_s: float | None) -> list[int]:
@@ -93,7 +93,7 @@ class NewBuffer:
     """
 
     maker: WorkerHandle
-    maps: Sequence[tuple[WorkerHandle, Callable[[Any, Slots], None]]]
+    maps: Sequence[tuple[WorkerHandle, Callable[[Any, VersionBuffer], None]]]
     parts: int
     copies: int
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from rlightning.runtime import WorkerHandle
 from rlightning.weights.bundle import Bundle, BundlePart
-from rlightning.weights.slots import Slots
+from rlightning.weights.version_buffer import VersionBuffer
 
 CHANNEL = "weights"
 """Channel of eval policies on which weights come in while rollouts go on."""
@@ -20,7 +20,7 @@ class Sharer(Protocol):
     def may_share_memory(self) -> bool:
         """Tell whether weights may come and go by memory of a node, and not just by ``send`` and ``recv_weights``."""
 
-    def share_weight_buffer(self, parts: int = 1, copies: int = 2) -> Slots:
+    def share_weight_buffer(self, parts: int = 1, copies: int = 2) -> VersionBuffer:
         """Make a buffer that all policies of this node can map.
 
         Args:
@@ -28,7 +28,7 @@ class Sharer(Protocol):
             copies: Versions that it holds: two where those who map it act with its memory, one where they copy it.
         """
 
-    def map_weight_buffer(self, shared_weight_buffer: Slots) -> None:
+    def map_weight_buffer(self, shared_weight_buffer: VersionBuffer) -> None:
         """Map such a buffer now: a sender writes into it later, and a receiver copies out of it.
 
         Raises:
@@ -42,7 +42,7 @@ class Sharer(Protocol):
 class Sender(Sharer, Protocol):
     """A worker that has weights to give; see ``BasePolicy``."""
 
-    def send_weights(self, receivers: Sequence[Any], shared_weight_buffer: Slots | None = None) -> Bundle | int:
+    def send_weights(self, receivers: Sequence[Any], shared_weight_buffer: VersionBuffer | None = None) -> Bundle | int:
         """Give the weights.
 
         Args:
@@ -63,7 +63,7 @@ class Sender(Sharer, Protocol):
     def send_weight_parts(self, count: int) -> list[BundlePart]:
         """Give the weights in parts of nearly equal size, one for each of ``count`` receivers."""
 
-    def send_weights_ipc(self) -> Slots:
+    def send_weights_ipc(self) -> VersionBuffer:
         """Give a handle of memory that holds the weights."""
 
     def end_hand_over(self) -> None:
@@ -73,7 +73,7 @@ class Sender(Sharer, Protocol):
 class Receiver(Sharer, Protocol):
     """A worker that acts with weights of somebody else; see ``BasePolicy``."""
 
-    def init_weight_buffer(self, shared_weight_buffer: Slots | None = None) -> None:
+    def init_weight_buffer(self, shared_weight_buffer: VersionBuffer | None = None) -> None:
         """Let weights go into a buffer first, from which an announcement puts them in force.
 
         Who receives acts with the buffer's memory itself: nothing is copied, unless a class has its own way of loading.
@@ -104,7 +104,7 @@ class Receiver(Sharer, Protocol):
                 was in force stays in force.
         """
 
-    def recv_weights_ipc(self, payload: Slots | None, part: int | None = None) -> int:
+    def recv_weights_ipc(self, payload: VersionBuffer | None, part: int | None = None) -> int:
         """Take weights as ``recv_weights`` does, out of memory that a sender of this node writes into.
 
         Args:

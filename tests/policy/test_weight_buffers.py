@@ -159,7 +159,7 @@ def test_compiled_and_wrapped_learners_have_their_names_mapped():
 
 
 def test_the_thread_of_the_updater_ends_with_its_policy(monkeypatch):
-    monkeypatch.setattr("rlightning.policy.updater._LOOK_S", 0.01)
+    monkeypatch.setattr("rlightning.weights.updater._LOOK_S", 0.01)
     before = set(threading.enumerate())  # of other tests some may be left, and end meanwhile
     learner, actor, group = local_pair("Double")
     actor.notify_update_weights()

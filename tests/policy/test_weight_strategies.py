@@ -13,7 +13,7 @@ from rlightning.policy.policy_group import PolicyGroup
 from rlightning.runtime import as_handle, gather
 from rlightning.runtime.spawn import WorkerPool, WorkerSpec
 from rlightning.types import BatchedData
-from rlightning.weights.slots import _MAPPED
+from rlightning.weights.version_buffer import _MAPPED
 from tests.policy.policies import (
     ByTheContract,
     ByTheContractAlone,

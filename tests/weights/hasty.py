@@ -1,9 +1,9 @@
-"""Slots whose reader is slow."""
+"""A version buffer whose reader is slow."""
 
-from rlightning.weights import Slots
+from rlightning.weights import VersionBuffer
 
 
-class Hasty(Slots):
+class Hasty(VersionBuffer):
     """Whoever reads is so slow that the next version is written meanwhile."""
 
     def newest(self):

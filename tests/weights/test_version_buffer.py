@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlightning.errors import ProtocolError, WeightSyncError
-from rlightning.weights import Layout, Slots
+from rlightning.weights import Layout, VersionBuffer
 from rlightning.weights.layout import TensorSpec, copy_all
 from tests.weights.hasty import Hasty
 
@@ -34,7 +34,7 @@ def read(slots):
 
 
 def test_the_newest_complete_version_is_in_front():
-    slots = Slots(LAYOUT)
+    slots = VersionBuffer(LAYOUT)
     assert (slots.version, slots.stamp) == (-1, 0)
     with pytest.raises(ProtocolError, match="no complete weights"):
         slots.newest()
@@ -44,7 +44,7 @@ def test_the_newest_complete_version_is_in_front():
 
 
 def test_a_write_leaves_the_front_alone_also_when_it_fails():
-    slots = Slots(LAYOUT)
+    slots = VersionBuffer(LAYOUT)
     write(slots, 1)
     front = slots.newest().tensors["net"]["w"]
     with pytest.raises(RuntimeError, match="meta tensor"):
@@ -56,7 +56,7 @@ def test_a_write_leaves_the_front_alone_also_when_it_fails():
 
 
 def test_a_version_that_is_written_twice_goes_into_the_other_slot():
-    slots = Slots(LAYOUT)
+    slots = VersionBuffer(LAYOUT)
     for value in (1, 2, 2, 2, 1):
         before = slots.newest().tensors["net"]["w"].data_ptr() if slots.stamp else None
         write(slots, value)
@@ -66,7 +66,7 @@ def test_a_version_that_is_written_twice_goes_into_the_other_slot():
 
 
 def test_one_slot_has_no_front_while_it_is_written():
-    slots = Slots(LAYOUT, copies=1)
+    slots = VersionBuffer(LAYOUT, copies=1)
     for value in (3, 4):
         write(slots, value)
         assert read(slots) == (value, value, value)
@@ -79,7 +79,7 @@ def test_one_slot_has_no_front_while_it_is_written():
 
 @pytest.mark.parametrize("parts", [1, 3])
 def test_slots_copy_the_newest_version_of_others_in_as_many_parts_as_they_have(parts):
-    source, slots = Slots(LAYOUT, copies=1), Slots(LAYOUT, parts)
+    source, slots = VersionBuffer(LAYOUT, copies=1), VersionBuffer(LAYOUT, parts)
     for value in (1, 2):
         write(source, value)
         for part in range(parts):
@@ -89,7 +89,7 @@ def test_slots_copy_the_newest_version_of_others_in_as_many_parts_as_they_have(p
 
 
 def test_what_was_written_over_while_it_was_copied_is_not_complete():
-    source, slots = Slots(LAYOUT, copies=1), Slots(LAYOUT)
+    source, slots = VersionBuffer(LAYOUT, copies=1), VersionBuffer(LAYOUT)
     write(source, 1)
     slots.copy_from(source)
     hasty = Hasty(LAYOUT, copies=1)
@@ -107,7 +107,7 @@ def flat(value):
 
 @given(st.integers(1, 5), st.lists(st.lists(st.booleans(), min_size=5, max_size=5), max_size=6), st.randoms())
 def test_parts_make_a_version_only_when_all_of_them_came(count, pushes, random):
-    slots, newest = Slots(LAYOUT, count), -1
+    slots, newest = VersionBuffer(LAYOUT, count), -1
     for version, arrives in enumerate(pushes):
         parts = list(range(count))
         random.shuffle(parts)
@@ -125,16 +125,16 @@ def test_parts_make_a_version_only_when_all_of_them_came(count, pushes, random):
 
 def test_bytes_of_another_size_are_refused():
     with pytest.raises(WeightSyncError, match="7 bytes of version 1 came for a place of 200"):
-        Slots(LAYOUT).write_bytes(1, torch.zeros(7, dtype=torch.uint8))
+        VersionBuffer(LAYOUT).write_bytes(1, torch.zeros(7, dtype=torch.uint8))
 
 
 def test_memory_of_one_process_cannot_be_sent_to_another():
     with pytest.raises(ProtocolError, match="memory of one process"):
-        pickle.dumps(Slots(LAYOUT))
+        pickle.dumps(VersionBuffer(LAYOUT))
 
 
 def test_another_process_reads_and_writes_the_same_memory_and_nothing_is_left_behind(tmp_path):
-    slots = Slots.create_shared(LAYOUT, parts=2)
+    slots = VersionBuffer.create_shared(LAYOUT, parts=2)
     try:
         for part, (start, stop) in enumerate(LAYOUT.parts(2)):
             slots.write_bytes(1, flat(1)[start:stop], part)
@@ -165,5 +165,5 @@ def test_weights_that_find_no_room_are_refused_and_leave_no_file_behind(tmp_path
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     layout = Layout.from_specs((TensorSpec("net", "weight", "uint8", (2**50,), 0, 2**50),))
     with pytest.raises(WeightSyncError, match=rf"no room for {2**51 + 4096} bytes of weights in .*{tmp_path}"):
-        Slots.create_shared(layout)
+        VersionBuffer.create_shared(layout)
     assert list(tmp_path.iterdir()) == []

@@ -22,7 +22,7 @@ from rlightning.weights.layout import Layout, NamedTensors, copy_all
 
 _PAGE = 4096
 _SHARED_MEMORY = Path("/dev/shm")
-_MAPPED: weakref.WeakValueDictionary[str, Slots] = weakref.WeakValueDictionary()
+_MAPPED: weakref.WeakValueDictionary[str, VersionBuffer] = weakref.WeakValueDictionary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Newest:
     tensors: NamedTensors
 
 
-class Slots:
+class VersionBuffer:
     """Where a writer leaves new versions while readers act with the one before.
 
     The version completed last is in *front*; the other slot, the *back*, is the writer's. A version may be written in
@@ -90,7 +90,7 @@ class Slots:
         self._flats, self._views = flats, [layout.views(flat) for flat in flats]
 
     @classmethod
-    def create_shared(cls, layout: Layout, parts: int = 1, copies: int = 2) -> Slots:
+    def create_shared(cls, layout: Layout, parts: int = 1, copies: int = 2) -> VersionBuffer:
         """Make slots that other processes of this node can map.
 
         The file lies in memory where there is room, else in the folder for temporary files. Call ``unlink`` as soon as
@@ -108,7 +108,7 @@ class Slots:
 
     def __reduce__(self) -> Any:
         if self._path is None:
-            raise ProtocolError("these weights lie in memory of one process: make them with Slots.create_shared")
+            raise ProtocolError("these weights lie in memory of one process: use VersionBuffer.create_shared")
         return _attach, (self._path,)
 
     def unlink(self) -> None:
@@ -172,7 +172,7 @@ class Slots:
                 raise WeightSyncError(f"{flat.numel()} bytes of version {version} came for a place of {place.numel()}")
             place.copy_(flat)
 
-    def copy_from(self, source: Slots, part: int | None = None) -> int:
+    def copy_from(self, source: VersionBuffer, part: int | None = None) -> int:
         """Write the newest version of other slots of this layout, or one part of it; gives their version.
 
         Args:
@@ -230,7 +230,7 @@ class Slots:
         return front
 
 
-def _attach(path: str) -> Slots:
+def _attach(path: str) -> VersionBuffer:
     """Map a file once per process; whoever asks again gets the same object, also when the name is gone."""
     slots = _MAPPED.get(path)
     if slots is None:
@@ -244,7 +244,7 @@ def _attach(path: str) -> Slots:
             raise WeightSyncError(f"the weight buffer {path} cannot be mapped (any more): {error}") from error
         memory = torch.from_file(path, shared=True, size=size, dtype=torch.uint8)
         layout = Layout.from_json(description["layout"])
-        slots = _MAPPED[path] = Slots(layout, description["parts"], description["copies"], memory=memory)
+        slots = _MAPPED[path] = VersionBuffer(layout, description["parts"], description["copies"], memory=memory)
         slots._path = path
     return slots
 

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from rlightning.policy.gate import RolloutGate
+from rlightning.weights.gate import RolloutGate
 
 SOON = 20.0
 """Seconds within which anything here must have happened, also on a busy machine."""
