@@ -6,7 +6,8 @@ processes.
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 
@@ -81,23 +82,43 @@ class WorkerError(RLightningError, RuntimeError):
         return f"{where} on node {self.node}: {self.message}" if where else self.message
 
 
-def blame(error: BaseException, worker: str, method: str) -> None:
-    """Store in an exception which worker and method raised it, for a worker in the process of another one."""
-    with suppress(AttributeError):
-        error._raised_by = (worker, method)  # type: ignore[attr-defined]
+@contextmanager
+def raising_as(worker: str, method: str) -> Iterator[None]:
+    """Store worker and method in an exception of the block, for an object that another worker holds."""
+    try:
+        yield
+    except Exception as error:
+        with suppress(AttributeError):
+            error._raised_by = (worker, method)  # type: ignore[attr-defined]
+        raise
 
 
-def raised_by(error: BaseException, worker: str, method: str) -> tuple[str, str]:
-    """Return the worker and the method that ``blame`` stored in an exception, else the arguments."""
-    raiser: tuple[str, str] = getattr(error, "_raised_by", (worker, method))
-    return raiser
+def call_failure(error: BaseException, worker: str, method: str, node: str = "local", note: str = "") -> WorkerError:
+    """Return the error of a call that raised ``error``: with ``error`` as its cause, or itself if it is a WorkerError.
+
+    Args:
+        error: The exception.
+        worker: The worker that was called; another one if ``raising_as`` stored one.
+        method: The method likewise.
+        node: The node of the worker.
+        note: Further text.
+    """
+    if isinstance(error, WorkerError):
+        failure = error.on_node(node)
+    else:
+        raiser: tuple[str, str] = getattr(error, "_raised_by", (worker, method))
+        failure = WorkerError(f"{type(error).__name__}: {error}", *raiser, node)
+        failure.__cause__ = error
+    if note:
+        failure.add_note(note)
+    return failure
 
 
 class WorkerDied(WorkerError):
     """The process of a worker has ended.
 
     Attributes:
-        exit_code: Its exit code, or minus the number of the signal that ended it; None if unknown.
+        exit_code: Its exit code where it is known, as after ``sys.exit``; else None.
     """
 
     exit_code: int | None = None

@@ -71,8 +71,8 @@ class Succession:
         if env_id in self._overdue:
             limit = self._replacements.step_timeout_s[env_id]
             return WorkerReport(0, "timed_out", f"a call took longer than env.step_timeout_s = {limit:g} s")
-        code = "an exit code that is not known" if died.exit_code is None else f"exit code {died.exit_code}"
-        return WorkerReport(0, "died", f"its process died with {code}")
+        code = "" if died.exit_code is None else f" with exit code {died.exit_code}"
+        return WorkerReport(0, "died", f"its process died{code}")
 
     def replace(self, env_id: int, report: WorkerReport, env_name: str, step: int | None) -> None:
         """Put another worker in the place of one that is at fault; it has made no call yet.

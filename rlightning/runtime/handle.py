@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from rlightning.errors import blame
+from rlightning.errors import raising_as
 from rlightning.runtime.future import Future
 
 R = TypeVar("R")
@@ -90,13 +90,23 @@ class PartHandle:
         return self.worker.run(_call_part, self._part, self.name, called, tuple(kwargs), *values, method=called)
 
 
-def _call_part(worker: Any, part: str, name: str, method: str, names: tuple[str, ...], *values: Any) -> Any:
+def _call_part(worker: Any, part: str, *call: Any) -> Any:
+    return call_held(getattr(worker, part), *call)
+
+
+def call_held(held: Any, name: str, method: str, names: tuple[str, ...], *values: Any) -> Any:
+    """Call a method of an object that a worker holds; an exception is reported as one of ``name``.
+
+    Args:
+        held: The object.
+        name: Name for messages.
+        method: The method.
+        names: Names of the last arguments.
+        *values: All arguments.
+    """
     count = len(values) - len(names)
-    try:
-        return getattr(getattr(worker, part), method)(*values[:count], **dict(zip(names, values[count:], strict=True)))
-    except Exception as error:
-        blame(error, name, method)
-        raise
+    with raising_as(name, method):
+        return getattr(held, method)(*values[:count], **dict(zip(names, values[count:], strict=True)))
 
 
 def as_handle(worker: Any, name: str = "worker") -> WorkerHandle:

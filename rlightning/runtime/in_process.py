@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from rlightning.errors import ProtocolError, blame
+from rlightning.errors import ProtocolError, raising_as
 from rlightning.runtime.future import Future
-from rlightning.runtime.handle import PartHandle, WorkerHandle, WorkerInfo
+from rlightning.runtime.handle import PartHandle, WorkerHandle, WorkerInfo, call_held
 
 R = TypeVar("R")
 
@@ -72,11 +72,9 @@ class InProcessHandle:
         self.target, self.name, self._host = target, name, target.host
 
     def call(self, method: Callable[..., R], *args: Any, **kwargs: Any) -> Future[R]:
-        called = method.__name__
-        values = (*args, *kwargs.values())
-        return self._host.run(
-            _call, self.target.key, self.name, called, tuple(kwargs), *values, on=self.name, method=called
-        )
+        called, values = method.__name__, (*args, *kwargs.values())
+        call = (self.target.key, self.name, called, tuple(kwargs), *values)
+        return self._host.run(_call, *call, on=self.name, method=called)
 
     def call_split(self, count: int, method: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Future[Any]]:
         raise ProtocolError(f"{self.name} lives in the process of {self._host.name}, which gives its answers whole")
@@ -106,26 +104,18 @@ class InProcessHandle:
 
 
 def _build(_host: Any, key: str, name: str, cls: type[Any], args: tuple[Any, ...]) -> None:
-    _WORKERS[key] = _blaming(name, "__init__", cls, *args)
+    with raising_as(name, "__init__"):
+        _WORKERS[key] = cls(*args)
 
 
 def _forget(_host: Any, key: str) -> None:
     _WORKERS.pop(key, None)
 
 
-def _call(_host: Any, key: str, name: str, method: str, names: tuple[str, ...], *values: Any) -> Any:
-    count = len(values) - len(names)
-    named = dict(zip(names, values[count:], strict=True))
-    return _blaming(name, method, getattr(in_process_worker(key), method), *values[:count], **named)
+def _call(_host: Any, key: str, *call: Any) -> Any:
+    return call_held(in_process_worker(key), *call)
 
 
 def _run(_host: Any, key: str, name: str, method: str, function: Callable[..., Any], *args: Any) -> Any:
-    return _blaming(name, method, function, in_process_worker(key), *args)
-
-
-def _blaming(name: str, method: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    try:
-        return function(*args, **kwargs)
-    except Exception as error:
-        blame(error, name, method)
-        raise
+    with raising_as(name, method):
+        return function(in_process_worker(key), *args)

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from rlightning.errors import WorkerError, raised_by
+from rlightning.errors import WorkerError, call_failure
 from rlightning.runtime.future import Future, LocalFuture, PendingFuture, resolve
 from rlightning.runtime.handle import PartHandle, WorkerInfo
 
@@ -32,7 +32,7 @@ class LocalHandle:
             named = {name: resolve(value) for name, value in kwargs.items()}
             return LocalFuture(bound(*map(resolve, args), **named))
         except Exception as error:
-            return _failed_argument(error, args, kwargs) or LocalFuture(error=self._blame(error, method.__name__))
+            return _failed_argument(error, args, kwargs) or self._failed(error, method.__name__)
 
     def call_split(self, count: int, method: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Future[Any]]:
         if count < 2:
@@ -44,7 +44,7 @@ class LocalHandle:
             return [outcome] * count
         if len(items) != count:
             wrong = ValueError(f"the list has {len(items)} items, {count} were expected")
-            return [LocalFuture(error=self._blame(wrong, method.__name__))] * count
+            return [self._failed(wrong, method.__name__)] * count
         return [LocalFuture(item) for item in items]
 
     def call_beside(self, channel: str, method: Callable[..., R], *args: Any, **kwargs: Any) -> Future[R]:
@@ -54,8 +54,8 @@ class LocalHandle:
             try:
                 future.settle(self.call(method, *args, **kwargs))
             except BaseException as error:
-                # Whoever waits must hear of it, even if it is one that ends threads.
-                future.settle(LocalFuture(error=self._blame(error, method.__name__)))
+                # Also one that ends threads, such as SystemExit: else the future would never have a result.
+                future.settle(self._failed(error, method.__name__))
 
         # A thread of its own: a call may wait for another one, and no number of threads would be enough for all.
         threading.Thread(target=run, name=f"{self.name}.{method.__name__}", daemon=True).start()
@@ -65,7 +65,7 @@ class LocalHandle:
         try:
             return LocalFuture(function(self.target, *map(resolve, args)))
         except Exception as error:
-            return LocalFuture(error=self._blame(error, method or function.__name__))
+            return self._failed(error, method or function.__name__)
 
     def part(self, name: str) -> PartHandle:
         return PartHandle(self, name)
@@ -82,12 +82,8 @@ class LocalHandle:
     def stop(self) -> None:
         return None
 
-    def _blame(self, error: BaseException, method: str) -> WorkerError:
-        if isinstance(error, WorkerError):
-            return error
-        blamed = WorkerError(f"{type(error).__name__}: {error}", *raised_by(error, self.name, method))
-        blamed.__cause__ = error
-        return blamed
+    def _failed(self, error: BaseException, method: str) -> LocalFuture[Any]:
+        return LocalFuture(error=call_failure(error, self.name, method))
 
 
 def _failed_argument(error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LocalFuture[Any] | None:

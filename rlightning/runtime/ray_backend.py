@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -22,8 +23,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from rlightning.errors import CallTimeout, PlacementError, WorkerDied, WorkerError, raised_by
-from rlightning.runtime.exit_code import ProcessWatch
+from rlightning.errors import CallTimeout, PlacementError, WorkerDied, WorkerError, call_failure
 from rlightning.runtime.future import Future
 from rlightning.runtime.handle import PartHandle, WorkerInfo
 
@@ -36,10 +36,10 @@ _NAMES: dict[str, str] = {}
 """Actor id -> role and index, to name the worker in errors that come by way of another one."""
 _CHANNELS: dict[str, frozenset[str]] = {}
 """Actor id -> the channels that it was spawned with."""
-_PROCESSES: dict[str, ProcessWatch] = {}
-"""Actor id -> its process, where that can be seen from here."""
-_END_S = 5.0
-"""Seconds that Ray gets to end a process."""
+_PROCESSES: dict[str, int] = {}
+"""Actor id -> its process id, for actors of this node."""
+_END_S = 10.0
+"""Seconds to wait for the end of a process; Ray kills one that does not end by itself after 5 s."""
 _INLINE_BYTES = 100_000
 """What is smaller travels with the call itself, which takes less time than to store it and to read it there."""
 _STARTS = 3
@@ -53,6 +53,8 @@ _PLACE = re.compile(r"([\w.-]+):(\d+)")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _FAILED_ARGUMENT = "At least one of the input arguments for this task could not be computed:"
 """What Ray writes between a call and the call that gave its argument and failed."""
+_ADDRESS = re.compile(r"^\s*ip: (\S+)", re.MULTILINE)
+_EXIT_CODE = re.compile(r"with an exit code (\d+)")
 _CALL = re.compile(r"ray::\S*?\.?(\w+)\(\) \(pid=\d+, ip=([^,]+), actor_id=(\w+)")
 
 
@@ -82,7 +84,7 @@ class RayFuture(Future[T]):
             ready, _ = cls._wait(futures, len(futures), 0.0)
             for future in ready:
                 future.result()
-        raise _blame(error, futures[0])
+        raise _failure(error, futures[0])
 
     @classmethod
     def _wait(cls, futures: Sequence[Any], at_least: int, timeout: float | None) -> tuple[list[Any], list[Any]]:
@@ -185,19 +187,19 @@ def _unwrap_named(arguments: dict[str, Any]) -> dict[str, Any]:
     return {name: _unwrap(argument) for name, argument in arguments.items()}
 
 
-def _blame(error: RayError, future: RayFuture[Any]) -> WorkerError:
-    """Say which worker failed at what; the exception that user code raised becomes the cause.
+def _failure(error: RayError, future: RayFuture[Any]) -> WorkerError:
+    """Return the error that names worker and method; the exception that user code raised becomes the cause.
 
     A failed argument fails every call that it is passed to. Ray's text lists those calls, the first failure last.
     """
     if isinstance(error, RayActorError):
-        who = _NAMES.get(error.actor_id or "", future.worker)
-        method = future.method if who == future.worker else ""
-        process = _PROCESSES.get(error.actor_id or "")
-        code = None if process is None else process.exit_code()
-        told = "" if code is None else f" with exit code {code}"
-        died = WorkerDied(f"the process of the worker is gone{told}: {error}", who, method, "ray")
-        died.exit_code = code
+        worker = _NAMES.get(error.actor_id or "", future.worker)
+        method = future.method if worker == future.worker else ""
+        address, code = _ADDRESS.search(str(error)), _EXIT_CODE.search(str(error))
+        died = WorkerDied(
+            f"the process of the worker is gone: {error}", worker, method, address[1] if address else "ray"
+        )
+        died.exit_code = int(code[1]) if code else None
         return died
     origin: BaseException = error
     while isinstance(origin, RayTaskError) and isinstance(origin.cause, BaseException):
@@ -205,18 +207,11 @@ def _blame(error: RayError, future: RayFuture[Any]) -> WorkerError:
     text = _COLOUR.sub("", str(error))
     calls = _CALL.findall(text)
     method, node, actor_id = calls[-1] if calls else (future.method, "ray", "")
+    worker = _NAMES.get(actor_id, future.worker)
+    if isinstance(origin, RayError):  # the exception cannot be pickled, or not be built again from its arguments
+        origin = WorkerError(_last_message(text), worker, method)
     note = f"The worker's own traceback:\n{text.rpartition(_FAILED_ARGUMENT)[2].strip()}"
-    if isinstance(origin, WorkerError):
-        # A worker that blames itself does not know which node it is on.
-        origin.add_note(note)
-        return origin.on_node(node)
-    who, method = raised_by(origin, _NAMES.get(actor_id, future.worker), method)
-    is_lost = isinstance(origin, RayError)  # it cannot be pickled, or not be made again of its arguments
-    told = _last_message(text) if is_lost else f"{type(origin).__name__}: {origin}"
-    blamed = WorkerError(told, who, method, node)
-    blamed.add_note(note)
-    blamed.__cause__ = None if is_lost else origin
-    return blamed
+    return call_failure(origin, worker, method, node, note)
 
 
 def _last_message(text: str) -> str:
@@ -493,10 +488,10 @@ def spawn(
 
 
 def watch(actor: Any, process: tuple[str, int]) -> None:
-    """Take note of the process of an actor, as ``own_process`` gave it there, to tell how it ended."""
-    seen = ProcessWatch.of(process)
-    if seen is not None:
-        _PROCESSES[actor._actor_id.hex()] = seen
+    """Store node and process id of an actor's process, so that ``end`` can wait for its end."""
+    node, process_id = process
+    if node == _node_id(None):
+        _PROCESSES[actor._actor_id.hex()] = process_id
 
 
 def end(actor: Any, *, see_end: bool = False) -> None:
@@ -504,14 +499,21 @@ def end(actor: Any, *, see_end: bool = False) -> None:
 
     Args:
         actor: The actor.
-        see_end: Wait for its end, and end it here if Ray does not; not where it lives on another machine.
+        see_end: Whether to wait for its end, where it is a process of this node.
     """
     ray.kill(actor)
-    process = _PROCESSES.pop(actor._actor_id.hex(), None)
-    if process is not None:
-        if see_end and not process.is_gone(_END_S):
-            process.kill()
-        process.close()
+    process_id = _PROCESSES.pop(actor._actor_id.hex(), None)
+    until = time.monotonic() + _END_S
+    while see_end and process_id is not None and _is_running(process_id) and time.monotonic() < until:
+        time.sleep(0.01)
+
+
+def _is_running(process_id: int) -> bool:
+    try:
+        os.kill(process_id, 0)
+    except OSError as error:
+        return isinstance(error, PermissionError)
+    return True
 
 
 def pickle_by_value(module: ModuleType) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,11 +10,11 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from rlightning.errors import CallTimeout, PlacementError, WorkerError
-from rlightning.runtime.exit_code import own_process
 from rlightning.runtime.future import gather
 from rlightning.runtime.generators import seed_global_generators
 from rlightning.runtime.handle import as_handle
 from rlightning.runtime.in_process import InProcessWorker, rebuild_in_process, start_in_process
+from rlightning.runtime.location import own_location
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,7 @@ def _set_up(worker: Any, setup: WorkerSetup, name: str) -> tuple[str, int]:
     if failure is not None:
         raise failure
     setup.apply(name)
-    return own_process()
+    return own_location()[0], os.getpid()
 
 
 def _raise_as_here(error: WorkerError) -> NoReturn:

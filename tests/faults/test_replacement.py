@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import sys
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from rlightning.runtime import as_handle, gather
 from tests.engine.doubles import Notebook, config
 from tests.engine.envs import OPEN
 from tests.faults.envs import TroubledEnv, pid
-from tests.runtime.test_replacement import _lives, _soon, kernel_tells
+from tests.runtime.test_replacement import _lives, _soon
 
 FAR = {"remote_env": True, "start_timeout_s": 250.0}
 
@@ -104,15 +103,14 @@ def test_a_run_with_bad_simulators_ends_well(ray_cluster, tmp_path, caplog):
     cuts = [(epoch, t, n // 2) for epoch, data in enumerate(blocks) for t, n in data["truncated"].nonzero().tolist()]
     ends = {(0, 5, 0), (0, 1, 2), (6, 0, 3)}
     assert ends <= set(cuts)
-    code = "exit code {}" if sys.platform == "linux" and kernel_tells() else "an exit code that is not known"
     told = caplog.text
     for line in (
         r"env[0]: uneven: OSError: the motor is off (step 7 of this worker); it is replaced, with episodes of "
         r"generation 1 and 2 restarts left",
         r"env[1]: uneven: a call took longer than env.step_timeout_s = 4 s in reset; it is replaced",
-        f"env[2]: uneven: its process died with {code.format(1)} in step 3 of this worker; it is replaced",
+        "env[2]: uneven: its process died in step 3 of this worker; it is replaced",
         r"env[3]: uneven: reward of sub-env 1 is nan, which is not finite (step 50 of this worker); it is replaced",
-        f"env[5]: uneven: its process died with {code.format(-9)} in step 81 of this worker; it is replaced",
+        "env[5]: uneven: its process died in step 81 of this worker; it is replaced",
     ):
         assert line in told
     assert len(re.findall("it is replaced", told)) == 5
@@ -309,12 +307,11 @@ def test_an_env_for_evaluation_that_dies_is_replaced(ray_cluster, tmp_path):
 
 @pytest.mark.ray
 @pytest.mark.timeout(300)
-def test_an_env_that_dies_every_time_ends_the_run_with_its_exit_code(ray_cluster):
+def test_an_env_that_dies_every_time_ends_the_run_with_its_cause(ray_cluster):
     made = config(env=kind("exit", 2, max_restarts=1), cluster=FAR)
     with pytest.raises(WorkerDied) as caught, assemble_without_evaluation(made) as engine:
         engine.run()
     assert caught.value.worker == "env[0]"
-    assert caught.value.exit_code == (1 if sys.platform == "linux" and kernel_tells() else None)
     assert caught.value.__notes__ == ["env[0] was replaced 1 times before (env.max_restarts)"]
 
 

@@ -13,7 +13,8 @@ from rlightning.errors import WeightSyncError, WorkerDied, WorkerError
 from rlightning.policy.base_policy import PolicyRole
 from rlightning.policy.policy_group import PolicyGroup
 from rlightning.runtime import as_handle, gather
-from rlightning.runtime.fast_channel import HandleChannel, SocketChannel
+from rlightning.runtime.fast_channel import SocketChannel
+from rlightning.runtime.local import LocalHandle
 from rlightning.runtime.spawn import WorkerPool, WorkerSpec
 from tests.policy.policies import OwnLoading, batch
 from tests.policy.pushes import TRAIN, config_for, push
@@ -101,7 +102,7 @@ def run(request):
 @pytest.mark.parametrize("strategy", BUFFERED)
 def test_eval_policies_of_this_machine_hear_of_new_weights_by_a_socket(run, strategy):
     channels = run.group(strategy)._weights._way._channels
-    assert [type(channel) for channel in channels] == [SocketChannel if run.remote else HandleChannel] * 2
+    assert [type(channel) for channel in channels] == [SocketChannel if run.remote else LocalHandle] * 2
 
 
 def test_who_is_late_is_named_and_the_next_wait_goes_on_waiting(run):
