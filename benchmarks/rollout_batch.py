@@ -23,6 +23,7 @@ from arms import spread
 from report import machine, print_line, versions
 
 from rlightning.config import OptimConfig, PolicyConfig, TrainConfig
+from rlightning.observability.timer import Timer
 from rlightning.policy.base_policy import BasePolicy, PolicyRole
 from rlightning.policy.policy_group import PolicyGroup
 from rlightning.runtime import as_handle, gather
@@ -119,7 +120,9 @@ def time_block(step: Callable[[], list[Any]]) -> float:
 def count_calls(group: PolicyGroup) -> int:
     """Count the calls that the eval policies answered since the last count."""
     policies = [as_handle(policy) for policy in group.eval_list]
-    timings = gather([policy.call(BasePolicy.take_timing, True) for policy in policies], 60.0)
+    timers = [policy.part("_timer") for policy in policies]
+    timings = gather([timer.call(Timer.summary) for timer in timers], 60.0)
+    gather([timer.call(Timer.reset) for timer in timers], 60.0)
     return int(sum(timing["rollout"]["count"] for timing in timings if "rollout" in timing))
 
 

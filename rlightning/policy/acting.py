@@ -48,7 +48,7 @@ class Acting:
         Args:
             may_move: Whether the tensors may be moved into a home; nobody must be at work on them then.
         """
-        tensors = self._policy._acting()
+        tensors = self._policy._tensors.acting()
         if self._home is not None and self._home.holds(tensors):
             return Look(tensors, self._home.layout, self._home)
         self._home = None

@@ -6,8 +6,7 @@ import functools
 import inspect
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
@@ -15,25 +14,24 @@ from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
 import torch
 from torch import nn
 
-from rlightning.checkpoint import check_storable, load_state, save_state
+from rlightning.checkpoint import load_state, save_state
 from rlightning.config import OptimConfig, PolicyConfig, Section, TrainConfig
-from rlightning.device import pick_device
 from rlightning.distributed import Communicator, Group, ParallelMode
 from rlightning.errors import ConfigError, ProtocolError
-from rlightning.observability.timer import Span, Timer
+from rlightning.observability.timer import Timer
 from rlightning.policy.acting import Acting
 from rlightning.policy.answering import EVALUATES, Answering
-from rlightning.policy.attributes import optimizers, require_registered, steppers
-from rlightning.policy.author_class import check_attributes, check_class, framework_attributes
-from rlightning.policy.batching import versions_behind
-from rlightning.policy.built_options import Built, built_options
+from rlightning.policy.author_checks import check_class, framework_attributes, require_registered
 from rlightning.policy.compilation import compile_at_first_call
 from rlightning.policy.coroutines import hide_coroutines, is_coroutine
 from rlightning.policy.data_parallel import DataParallel, infer_train_dp_world_size, set_nested_attr
 from rlightning.policy.generators import Generators
-from rlightning.policy.memory import Part, memory_of, optimizer_tensors
-from rlightning.policy.tensors import ModuleTensors, as_tensors, distinct_tensors, held_tensors, with_buffers
-from rlightning.policy.training_state import clone_checkpoint_value, load_whole_state, own_state, whole_state
+from rlightning.policy.learning import Learning
+from rlightning.policy.memory import Part, memory_of
+from rlightning.policy.networks import build_networks, device_of, set_mode
+from rlightning.policy.optimizers import Built, built_options
+from rlightning.policy.tensors import PolicyTensors, as_tensors
+from rlightning.policy.training_state import clone_checkpoint_value, load_whole_state, whole_state
 from rlightning.policy.weight_export import WeightExport
 from rlightning.policy.weight_import import WeightImport
 from rlightning.runtime import own_location
@@ -58,9 +56,6 @@ __all__ = [
     "infer_train_dp_world_size",
     "set_nested_attr",
 ]
-
-_BUILDING = threading.Lock()
-"""Held while networks are drawn from the global generator: several policies of a process may start at once."""
 
 
 class PolicyRole(StrEnum):
@@ -115,8 +110,7 @@ class BasePolicy(nn.Module, ABC):
         super().__init__()
         self.config = config
         self.role_type = PolicyRole(role_type)
-        num_gpus = config.train_num_gpus if self.role_type is PolicyRole.TRAIN else config.eval_num_gpus
-        self.device = pick_device(num_gpus)
+        self.device = device_of(config, self.role_type)
         self.rollout_mode: str = config.rollout_mode
         self.is_init = False
         self.model_list: list[tuple[str, nn.Module]] = []
@@ -131,18 +125,17 @@ class BasePolicy(nn.Module, ABC):
         self._generators = Generators(self.device)
         self._communicator = Communicator()
         self._data_parallel = DataParallel(self._communicator)
-        self._has_data = False
+        self._learning = Learning(self._data_parallel)
         self._built_options: Built = {}
         self._timer = Timer()
         self._gate = RolloutGate(functools.partial(self._timer.measure, "wait"))
         self._steady = threading.RLock()  # weights may be sent by another thread, and never in the midst of learning
         self._memory = memory_of(self.device)
-        self._module_tensors, self._what_acts = ModuleTensors(), Acting(self)
+        lists_plainly = _is_inherited(type(self), "get_trainable_parameters")
+        self._tensors = PolicyTensors(self, lists_plainly=lists_plainly)
+        self._what_acts = Acting(self)
         self._weight_export = WeightExport(self, self._what_acts, self._timer)
-        self._built: set[str] = set()  # attributes that are modules, where the author has not listed what acts
-        self._followed: set[str] = set()  # of the models, those that are attributes by their names
-        self._lists_plainly = _is_inherited(type(self), "get_trainable_parameters")
-        is_plain = self._lists_plainly and _is_inherited(type(self), "load_state_dict")
+        is_plain = lists_plainly and _is_inherited(type(self), "load_state_dict")
         self._weight_import = WeightImport(self, self._what_acts, self._gate, self._timer, loads_plainly=is_plain)
         self._answering = Answering(type(self), self._gate, self._timer)
         if self.rollout_mode == "sync" and is_coroutine(type(self).rollout_step):
@@ -232,7 +225,7 @@ class BasePolicy(nn.Module, ABC):
         Returns:
             Module name -> tensor name -> the live tensor or array; names are free of the prefixes of wrappers.
         """
-        return {name: dict(named) for name, named in self._module_tensors.of(self, self._models()).items()}
+        return {name: dict(named) for name, named in self._tensors.of_models().items()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Copy the values of ``get_trainable_parameters`` of another policy into this one.
@@ -242,8 +235,8 @@ class BasePolicy(nn.Module, ABC):
             ProtocolError: If ``get_trainable_parameters`` gives copies, which nobody acts with.
         """
         own, given = flatten_names(as_tensors(self.get_trainable_parameters())), flatten_names(as_tensors(state_dict))
-        if not self._lists_plainly:
-            self._require_live(own)
+        if not self._tensors.lists_plainly:
+            self._tensors.require_live(own)
         self._weight_import.copy_in(own, given, self._who)
 
     def extra_training_state(self) -> dict[str, Any]:
@@ -252,10 +245,6 @@ class BasePolicy(nn.Module, ABC):
 
     def load_extra_training_state(self, state: dict[str, Any]) -> None:
         """Take back what ``extra_training_state`` gave."""
-
-    def check_extra_training_state(self) -> None:
-        """Refuse what ``extra_training_state`` gives if no checkpoint can hold it: before a run, and not at its end."""
-        check_storable("extra_training_state", self.extra_training_state())
 
     def envs_changed(self) -> None:
         """Drop what refers to the envs whose data came so far: from now on they come from others."""
@@ -281,18 +270,6 @@ class BasePolicy(nn.Module, ABC):
         """Draws alike on all train policies; for ``train`` and ``update_dataset`` only, equally often on each."""
         return self._generators.shared
 
-    def seed_evaluation(self, seed: int) -> None:
-        """Let the sampling of the next evaluation follow from a seed."""
-        self._generators.evaluation.manual_seed(seed)
-
-    def begin_evaluation(self, seed: int) -> None:
-        """Let what is drawn from the global generators follow from a seed until the evaluation ends."""
-        self._generators.lend_global(seed)
-
-    def end_evaluation(self) -> None:
-        """Let the global generators go on where they were when the evaluation began."""
-        self._generators.take_back_global()
-
     def init_train(self, train_config: TrainConfig, env_meta: EnvMeta | None = None) -> None:
         """Build networks and optimizer for learning.
 
@@ -305,11 +282,11 @@ class BasePolicy(nn.Module, ABC):
         self.env_meta = env_meta
         with self._data_parallel.leaving_on_failure():
             self.world_size = self.peers.size
-            self._build(training=True)
+            build_networks(self, BasePolicy, training=True)
             self._data_parallel.start(self)
             self.setup_optimizer(self.config.optim_cfg)
             self._built_options = built_options(self)
-            self._require_registered()
+            require_registered(self)
             self._data_parallel.start_equal(self)  # what came with the optimizer, too
         self.epoch = self.version = 0
         self.is_init = True
@@ -320,26 +297,12 @@ class BasePolicy(nn.Module, ABC):
             raise ProtocolError(f"init_eval is for policies of role 'eval'; this one is {self.role_type.value!r}")
         self.env_meta = env_meta
         self.version = -1
-        self._build(training=False)
-        self._require_registered()
+        build_networks(self, BasePolicy, training=False)
+        require_registered(self)
         self._weight_import.forgive()
         if self.rollout_mode == "async":
             self._answering.start_coroutines(f"{type(self).__name__} rollouts")
         self.is_init = True
-
-    def change_role(self, role_type: PolicyRole) -> None:
-        """Take another role, as a policy that has yet to be initialised; all groups are left."""
-        if self.role_type is PolicyRole(role_type):
-            return
-        self.close_comm_groups()
-        self.role_type = PolicyRole(role_type)
-        is_learner = self.role_type is PolicyRole.TRAIN
-        self.device = pick_device(self.config.train_num_gpus if is_learner else self.config.eval_num_gpus)
-        self._generators.move(self.device)
-        self._memory = memory_of(self.device)
-        self.dataset, self.is_init = None, False
-        for name in {name.partition(".")[0] for held in steppers(self).values() for name in held}:
-            delattr(self, name)
 
     def is_initialized(self) -> bool:
         """Tell whether ``init_train`` or ``init_eval`` is done."""
@@ -361,7 +324,7 @@ class BasePolicy(nn.Module, ABC):
 
     def eval(self) -> BasePolicy:
         """Set inference mode. Never trains, although ``train`` is the user's training step."""
-        self._set_mode(training=False)
+        set_mode(self, training=False)
         return self
 
     # Rollout
@@ -404,9 +367,6 @@ class BasePolicy(nn.Module, ABC):
     def _rollout_async(self, env_ret: EnvRet, **options: Any) -> PolicyResponse:
         """Answer one env worker as ``_rollout`` does, by its options; several threads may call this at a time."""
         return self._rollout(env_ret, **options)
-
-    def _keeps_state(self) -> bool:
-        return self.is_stateful
 
     def _postprocess(self, env_ret: EnvRet | None = None, policy_resp: PolicyResponse | None = None) -> Any:
         """Run the user's ``postprocess`` on one env worker's data; gives arrays on the host."""
@@ -507,12 +467,12 @@ class BasePolicy(nn.Module, ABC):
     def get_param_fingerprint(self) -> dict[str, float]:
         """Give the L2 norm of each tensor that acts, by ``module.name``."""
         self._require_init("get_param_fingerprint")
-        return norms(flatten_names(self._acting()))
+        return norms(flatten_names(self._tensors.acting()))
 
     def get_bundle_digest(self) -> tuple[int, dict[str, str]]:
         """Give the version and an exact digest of each tensor that acts: bits, dtype and shape."""
         self._require_init("get_bundle_digest")
-        return self.version, digests(flatten_names(self._acting()))
+        return self.version, digests(flatten_names(self._tensors.acting()))
 
     def send_weights_ipc(self) -> VersionBuffer:
         """Give a handle of memory that holds the weights, for a policy beside this one."""
@@ -546,32 +506,28 @@ class BasePolicy(nn.Module, ABC):
     def offload_model_param_and_grad(self, offload_grad: bool) -> None:
         """Move parameters and buffers to host memory, and gradients too where asked; they stay otherwise."""
         with self._gate.update(), self._timer.measure("offload"):
-            self._memory.offload_model(self._tensors(), with_gradients=offload_grad)
+            self._memory.offload_model(self._tensors.in_modules(), with_gradients=offload_grad)
 
     def reload_model_param_and_grad(self, load_grad: bool) -> None:
         """Move parameters and buffers to the device, and gradients where asked: who begins with none needs none."""
         with self._gate.update(), self._timer.measure("reload"):
-            self._memory.reload_model(self._tensors(), with_gradients=load_grad)
+            self._memory.reload_model(self._tensors.in_modules(), with_gradients=load_grad)
 
     def offload_optimizer(self) -> None:
         """Move the state of all optimizers, and what only they hold, to host memory; training wants it back."""
         with self._timer.measure("offload"):
-            self._memory.offload(Part.OPTIMIZER, self._of_optimizers())
+            self._memory.offload(Part.OPTIMIZER, self._tensors.of_optimizers())
 
     def reload_optimizer(self) -> None:
         """Move the state of all optimizers, and what only they hold, to the device."""
         with self._timer.measure("reload"):
-            self._memory.reload(Part.OPTIMIZER, self._of_optimizers())
+            self._memory.reload(Part.OPTIMIZER, self._tensors.of_optimizers())
 
     # Checkpoints
 
     def get_training_state(self) -> dict[str, Any]:
         """Give all that a resumed run needs of this policy, copied."""
         return whole_state(self)
-
-    def get_own_state(self) -> dict[str, Any]:
-        """Give the part of the training state that no other policy of this role shares, copied."""
-        return own_state(self)
 
     def load_training_state(self, state: Mapping[str, Any], *, act_only: bool = False) -> None:
         """Take back what ``get_training_state`` gave; with ``act_only`` modules and version alone, from any role.
@@ -580,17 +536,6 @@ class BasePolicy(nn.Module, ABC):
             CheckpointError: If the state belongs to another network or another role; nothing is changed then.
         """
         load_whole_state(self, state, act_only=act_only)
-
-    def load_generators(self, state: Mapping[str, Any]) -> None:
-        """Let sampling go on where a training state was taken."""
-        self._generators.set_state(state)
-
-    def load_own_state(self, state: Mapping[str, Any]) -> None:
-        """Take back what is an eval policy's own: its generators and its extra training state."""
-        self.load_generators(state)
-        self._answering.known_envs = state.get("known_envs", [])
-        if state.get("extra"):  # version 0.1.0 stored none of eval policies
-            self.load_extra_training_state(state["extra"])
 
     def save_checkpoint(self, path: str | Path) -> None:
         """Write the training state into a folder; see ``rlightning.checkpoint``."""
@@ -621,72 +566,20 @@ class BasePolicy(nn.Module, ABC):
     def print_timing_summary(self, reset: bool = False) -> None:
         """Print a table of ``timing_raw``; ``reset`` starts counting anew."""
         print(self._timer.table(self._who))  # noqa: T201 (it says print)
-        self.take_timing(reset)
-
-    def take_timing(self, reset: bool = False) -> dict[str, dict[str, float]]:
-        """Give ``timing_raw``; ``reset`` starts counting anew."""
-        timing = self.timing_raw
         if reset:
             self._timer.reset()
-        return timing
-
-    def record_spans(self) -> None:
-        """Write down, from now on, when what was done; counting starts anew."""
-        self._timer.record_spans()
-
-    def take_spans(self) -> list[Span]:
-        """Give what was written down since the last call."""
-        return self._timer.take_spans()
 
     # Called by the group
 
     def _update_dataset(self, data: TensorDictBase) -> int:
         """Take data; returns how many versions the oldest weights that acted in them are behind."""
         self._require_init("update_dataset")
-        self._memory.require(Part.MODEL, to="take data")
-        self._data_parallel.require_current(self)
-        with self._learning("update_dataset"):
-            self._has_data = True
-            lag = versions_behind(data, self.version)
-            self.update_dataset(data.to(self.device) if self.device != "cpu" and hasattr(data, "to") else data)
-        return lag
+        return self._learning.update_dataset(self, data)
 
     def _train(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the user's training step and count it."""
+        """Run the training step of the author and count it."""
         self._require_init("train")
-        self._memory.require(Part.MODEL, Part.OPTIMIZER, to="train")
-        self._data_parallel.require_current(self)
-        with self._learning("train"):
-            try:
-                metrics = self.train(*args, **kwargs)
-            except (AttributeError, IndexError, KeyError, TypeError) as error:
-                if self.dataset is not None or self._has_data:
-                    raise
-                raise ProtocolError(
-                    f"{type(self).__name__}.train failed, and self.dataset is None: call update_dataset, which has to "
-                    f"set it, before train ({type(error).__name__}: {error})"
-                ) from error
-            self._data_parallel.share_buffers(self)
-        self.epoch += 1
-        self.version += 1
-        interval = self.train_config.check_ranks_interval
-        if interval and self.epoch % interval == 0:
-            self.check_ranks()
-        return _detached(metrics)
-
-    @contextmanager
-    def _learning(self, phase: str) -> Iterator[None]:
-        """Run the author's code in a phase of learning: with its threads, timed, and leaving the groups on failure."""
-        before, wanted = torch.get_num_threads(), self.train_config.learn_threads
-        if wanted is not None and wanted != before:
-            torch.set_num_threads(wanted)
-        try:
-            with self._data_parallel.leaving_on_failure(), self._steady, self._timer.measure(phase):
-                self._data_parallel.look_anew(self)
-                yield
-        finally:
-            if torch.get_num_threads() != before:
-                torch.set_num_threads(before)
+        return self._learning.train(self, *args, **kwargs)
 
     # Data parallel: what train policies do together
 
@@ -696,16 +589,8 @@ class BasePolicy(nn.Module, ABC):
         return self._data_parallel.peers
 
     def group(self, mode: ParallelMode) -> Group:
-        """Give the group of a kind that this policy is in, the first one of several; a group of one without any."""
+        """Return the group of a kind that this policy is in, the first one of several; a group of one without any."""
         return self._communicator.group(mode)
-
-    def groups(self, mode: ParallelMode) -> list[Group]:
-        """List the groups of a kind that this policy is in."""
-        return self._communicator.groups(mode)
-
-    def count_peers(self) -> int:
-        """Return the number of train policies that learn with this one, itself included."""
-        return self.peers.size
 
     def get_rank(self) -> int:
         """Give the rank of this policy among all policies; 0 without groups."""
@@ -774,98 +659,12 @@ class BasePolicy(nn.Module, ABC):
             self.world_size = self.peers.size
             self._data_parallel.regroup(self)
 
-    def close_comm_groups(self) -> None:
-        """Leave all groups."""
-        self._communicator.close()
-
     # Inside
 
     @property
     def _who(self) -> str:
         """Class and role, for messages."""
         return f"{type(self).__name__} ({self.role_type.value})"
-
-    def _models(self) -> list[tuple[str, nn.Module]]:
-        """Give ``model_list``; where an author has put another module in the place of an attribute, that one.
-
-        Raises:
-            ProtocolError: If an eval policy has built something since that no weights come for.
-        """
-        if self._built and self.role_type is PolicyRole.EVAL and len(self._modules) > len(self._built):
-            late = [name for name, child in self.named_children() if name not in self._built and child.state_dict()]
-            if late:
-                raise ProtocolError(
-                    f"{self._who} built {', '.join(late)} after init_eval, and no weights come for that: build it in "
-                    f"construct_network, on learners and actors alike"
-                )
-        now = [
-            (name, self._modules.get(name) if name in self._followed else None, own) for name, own in self.model_list
-        ]
-        self.model_list = [(name, own if other is None else other) for name, other, own in now]
-        return self.model_list
-
-    def _acting(self) -> NamedTensors:
-        """Give what travels: what ``get_trainable_parameters`` lists, and the buffers of whole modules in it."""
-        if self._lists_plainly:
-            return self._module_tensors.of(self, self._models())
-        return with_buffers(as_tensors(self.get_trainable_parameters()), self._models())
-
-    def _require_live(self, listed: Mapping[str, torch.Tensor]) -> None:
-        """Make sure that what an author lists is what acts: copies lie in other memory each time that one asks."""
-        again = flatten_names(as_tensors(self.get_trainable_parameters()))
-        copies = [name for name, held in listed.items() if name in again and held.data_ptr() != again[name].data_ptr()]
-        if copies:
-            raise ProtocolError(
-                f"{type(self).__name__}.get_trainable_parameters gives copies of {', '.join(copies[:10])}: give the "
-                f"tensors themselves, as from named_parameters, or write load_state_dict, too"
-            )
-
-    def _tensors(self) -> list[torch.Tensor]:
-        """List all parameters and buffers, those that are not kept included."""
-        return distinct_tensors([self, *(module for _, module in self._models())])
-
-    def _of_optimizers(self) -> list[torch.Tensor]:
-        return [*optimizer_tensors(optimizers(self)), *held_tensors(self).learned.values()]
-
-    def _require_registered(self) -> None:
-        """Refuse modules whose weights would reach no eval policy; see ``require_registered``."""
-        listed = [] if self._lists_plainly else [one for named in self._acting().values() for one in named.values()]
-        require_registered(self, self._frame, [*self._tensors(), *listed])
-
-    def _build(self, *, training: bool) -> None:
-        # Until all is there again, nobody acts or learns with what is left of it, also after a failure.
-        self.is_init = False
-        for name in [name for name, _ in self.named_children()]:
-            delattr(self, name)
-        self._memory.forget()
-        self.model_list = []
-        self._what_acts.forget()
-        self._weight_import.forget()
-        # Networks are drawn from the global generator: lend it our seed and give it back as it was.
-        self._attributes = framework_attributes(self, BasePolicy)
-        with _BUILDING, torch.random.fork_rng(devices=[]):
-            if self._generators.seed is not None:
-                torch.manual_seed(self._generators.seed)
-            self.construct_network(self.env_meta)
-        check_attributes(self, self._attributes)
-        self._built = set() if self.model_list else set(self._modules)
-        if not self.model_list:
-            self.model_list = [(name, child) for name, child in self.named_children() if child.state_dict()]
-        names = [name for name, _ in self.model_list]
-        if len({*names, "self"}) <= len(names):
-            raise ConfigError(
-                f"{type(self).__name__}: the models are {', '.join(names)}; each wants a name of its own, and 'self' "
-                f"is that of the policy's own parameters"
-            )
-        self._followed = {name for name, module in self.model_list if self._modules.get(name) is module}
-        for module in (self, *(module for _, module in self.model_list)):
-            module.to(self.device)
-        self._set_mode(training=training)
-
-    def _set_mode(self, *, training: bool) -> None:
-        self.training = training
-        for module in (*self.children(), *(module for _, module in self.model_list)):
-            module.train(training)
 
     def _require_init(self, method: str) -> None:
         if not self.is_init:
@@ -874,13 +673,6 @@ class BasePolicy(nn.Module, ABC):
 
 class AsyncRolloutError(ProtocolError, AssertionError):
     """A call that is only for sync rollouts."""
-
-
-def _detached(metrics: Any) -> Any:
-    """Detach metrics from the graphs that they were computed by."""
-    if not isinstance(metrics, Mapping):
-        return metrics
-    return {name: value.detach() if isinstance(value, torch.Tensor) else value for name, value in metrics.items()}
 
 
 def _is_inherited(cls: type[BasePolicy], method: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from operator import index
-from typing import TYPE_CHECKING, Any, SupportsIndex, cast
+from typing import Any, SupportsIndex, cast
 
 import numpy as np
 import torch
@@ -13,9 +13,6 @@ from rlightning.errors import ProtocolError, ShapeError
 from rlightning.types import EnvRet, PolicyResponse, Tree
 from rlightning.types.tensors import concat_rows
 from rlightning.types.tree import split_rows, tree_leaves, tree_map
-
-if TYPE_CHECKING:
-    from tensordict import TensorDictBase
 
 
 class _Request(EnvRet):
@@ -160,19 +157,6 @@ def own_response(response: PolicyResponse, device: str) -> PolicyResponse:
         return None if tree is None else concat_rows([tree], device)
 
     return PolicyResponse(own(response.action), own(response.env_action), own(response.extras), response.version)
-
-
-def versions_behind(data: TensorDictBase, version: int) -> int:
-    """Count how many versions the oldest weights that acted in data are behind; 0 where none are known.
-
-    Whoever feeds a policy without a buffer may give it anything.
-    """
-    if not hasattr(data, "keys") or "version" not in data.keys():  # noqa: SIM118 (a TensorDict is no dict)
-        return 0
-    if not isinstance(data["version"], torch.Tensor):
-        return 0
-    known = data["version"][data["version"] >= 0]
-    return version - int(known.min()) if known.numel() else 0
 
 
 def _join_final(request: _Request, env_rets: Sequence[EnvRet]) -> Tree | None:

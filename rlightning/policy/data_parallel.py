@@ -14,8 +14,8 @@ from torch import nn
 
 from rlightning.distributed import Communicator, GradientAverage, Group, ParallelMode, open_group
 from rlightning.errors import ConfigError, ProtocolError, WeightSyncError
-from rlightning.policy.attributes import optimized
-from rlightning.policy.tensors import Held, all_tensors, held_tensors, put_back
+from rlightning.policy.optimizers import optimized
+from rlightning.policy.tensors import Held
 from rlightning.weights.bundle import digests
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class DataParallel:
         lists.
         """
         if self._average is not None:
-            listed = () if policy._lists_plainly else held_tensors(policy).listed.values()
+            listed = () if policy._tensors.lists_plainly else policy._tensors.held().listed.values()
             self._no_modules = [*optimized(policy), *(tensor for tensor in listed if tensor.requires_grad)]
             self._average.watch()
 
@@ -169,7 +169,7 @@ class DataParallel:
         decides the same for them. What an author lists and no optimizer updates, such as a table, counts among them.
         """
         if self.peers.size > 1:
-            held = held_tensors(policy)
+            held = policy._tensors.held()
             learned = {tensor.data_ptr() for tensor in optimized(policy)}
             buffers = {name: one for name, one in held.modules.items() if not isinstance(one, nn.Parameter)}
             listed = {name: one for name, one in held.listed.items() if one.data_ptr() not in learned}
@@ -181,7 +181,7 @@ class DataParallel:
         Raises:
             WeightSyncError: Names the ranks and the tensors that differ.
         """
-        own = digests(all_tensors(policy))
+        own = digests(policy._tensors.held().joined())
         row = torch.tensor([list(bytes.fromhex(digest)) for digest in own.values()], dtype=torch.uint8)
         rows = self.peers.all_gather(row.to(policy.device))
         for rank, other in enumerate(rows):
@@ -210,7 +210,7 @@ class DataParallel:
         peers = self.peers
         if peers.size == 1:
             return
-        held = held_tensors(policy)
+        held = policy._tensors.held()
         if networks_only:
             held = held._replace(learned={})
         layout = repr([(name, tuple(tensor.shape), tensor.dtype) for name, tensor in held.joined().items()])
@@ -233,7 +233,7 @@ class DataParallel:
             self.look_anew(policy)
 
     def _learned(self, policy: BasePolicy) -> Iterator[torch.Tensor]:
-        for module in (policy, *(module for _, module in policy._models())):
+        for module in (policy, *(module for _, module in policy._tensors.models())):
             yield from module.parameters()
         yield from self._no_modules
 
@@ -255,4 +255,4 @@ def _take_over(policy: BasePolicy, held: Held, peers: Group) -> None:
         for (name, tensor), piece in zip(tensors.items(), sent, strict=True)
     }
     given = Held(*({name: values[name] for name in part} for part in held))
-    put_back(policy, held, given, policy.version)
+    policy._tensors.put_back(held, given, policy.version)

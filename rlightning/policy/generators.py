@@ -51,13 +51,14 @@ class Generators:
         shared = np.random.SeedSequence([seed, 77, role, 0]).generate_state(1, np.uint64)[0]
         self.shared.manual_seed(int(shared))
 
-    def lend_global(self, seed: int) -> None:
-        """Let the global ones follow from a seed until they are given back."""
+    def begin_evaluation(self, seed: int) -> None:
+        """Let all that is drawn in evaluations follow from a seed, also from the global ones until they are back."""
+        self.evaluation.manual_seed(seed)
         if self._lent is None:  # else an evaluation failed
             self._lent = global_generators()
         seed_global_generators([seed])
 
-    def take_back_global(self) -> None:
+    def end_evaluation(self) -> None:
         """Let the global ones go on where they were lent."""
         if self._lent is not None:
             set_global_generators(self._lent)

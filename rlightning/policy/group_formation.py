@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from rlightning.distributed import Member, ParallelMode, plan_groups
+from rlightning.distributed import Communicator, Member, ParallelMode, plan_groups
 from rlightning.policy.base_policy import BasePolicy
 from rlightning.policy.members import Members
 from rlightning.runtime import Call, WorkerHandle, collective_call
@@ -87,8 +87,8 @@ class GroupFormation:
 
     def dismiss(self, handle: WorkerHandle) -> None:
         """Have one who has left the group leave its groups too; nobody waits for it, since its process may be gone."""
-        if self.generation and hasattr(handle.target, BasePolicy.close_comm_groups.__name__):
-            handle.call(BasePolicy.close_comm_groups)
+        if self.generation and self._members.policies([handle]):
+            handle.part("_communicator").call(Communicator.close)
 
     def leave(self) -> None:
         """Have all leave their groups; nobody waits for it, since one whose process is gone has left already."""

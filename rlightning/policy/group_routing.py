@@ -25,6 +25,10 @@ def request_channel(number: int) -> str:
     return f"rollout[{number % ASYNC_CHANNELS}]"
 
 
+def _keeps_state(policy: BasePolicy) -> bool:
+    return policy.is_stateful
+
+
 class GroupRouting:
     """Applies a router to the eval policies of a group.
 
@@ -123,8 +127,7 @@ class GroupRouting:
         if not actors:
             raise ProtocolError("the group has no eval policy to roll out: give one to PolicyGroup, or push one")
         if self._is_stateful is None:
-            asks = hasattr(actors[0].target, BasePolicy._keeps_state.__name__)
-            self._is_stateful = asks and actors[0].call(BasePolicy._keeps_state).result(self._members.timeout_s)
+            self._is_stateful = any(self._members.run(self._members.policies(actors[:1]), _keeps_state))
         numbers = list(map(self._number, env_ids))
         if self._is_stateful:
             indices = {handle: place for place, handle in enumerate(actors)}

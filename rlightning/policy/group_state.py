@@ -8,6 +8,7 @@ from typing import Any
 from rlightning.errors import ProtocolError
 from rlightning.policy.base_policy import BasePolicy
 from rlightning.policy.members import Members
+from rlightning.policy.training_state import own_state
 from rlightning.runtime import gather
 
 _OF_AN_ACTOR = ("role", "generator", "evaluation_generator", "global_generators", "extra", "known_envs")
@@ -22,7 +23,7 @@ def gather_state(members: Members) -> dict[str, Any]:
         policy's own.
     """
     train = members.learner().call(BasePolicy.get_training_state)
-    peers = [handle.call(BasePolicy.get_own_state) for handle in members.learners[1:]]
+    peers = [handle.run(own_state) for handle in members.learners[1:]]
     actors = [handle.call(BasePolicy.get_training_state) for handle in members.actors]
     states = gather([train, *peers, *actors], members.timeout_s)
     count = len(members.learners)
@@ -55,7 +56,7 @@ def check_numbers(members: Members, state: Mapping[str, Any]) -> None:
 def load_learners(members: Members, state: Mapping[str, Any]) -> None:
     """Put back the state of all train policies; those that the state does not know keep what is their own."""
     own = [{}, *state["train_peers"]][: len(members.learners)]
-    own += members.call(members.learners[len(own) :], BasePolicy.get_own_state)
+    own += members.run(members.learners[len(own) :], own_state)
     states: Sequence[Any] = [{**state["train"], **peer} for peer in own]
     members.call_each(members.learners, BasePolicy.load_training_state, states)
 
@@ -63,14 +64,18 @@ def load_learners(members: Members, state: Mapping[str, Any]) -> None:
 def equalise_learners(members: Members) -> None:
     """Give all train policies that are initialised the state of the first one; what is each one's own stays."""
     first, *others = members.learners
-    if not others or not all(hasattr(one.target, BasePolicy.get_training_state.__name__) for one in members.learners):
-        return  # a bare double has no state
+    if not others or len(members.policies(members.learners)) <= len(others):
+        return  # a test double has no state
     is_ready, *ready = members.call(members.learners, BasePolicy.is_initialized)
     others = [handle for handle, is_one in zip(others, ready, strict=True) if is_one]
     if is_ready and others:
         train = first.call(BasePolicy.get_training_state).result(members.timeout_s)
-        own = members.call(others, BasePolicy.get_own_state)
+        own = members.run(others, own_state)
         members.call_each(others, BasePolicy.load_training_state, [{**train, **one} for one in own])
+
+
+def _count_peers(policy: BasePolicy) -> int:
+    return policy.peers.size
 
 
 def require_group(members: Members) -> None:
@@ -79,8 +84,7 @@ def require_group(members: Members) -> None:
     Raises:
         ProtocolError: If one of several is in no group of all of them: each would learn something else.
     """
-    learners = [one for one in members.learners if hasattr(one.target, BasePolicy.count_peers.__name__)]
-    sizes = members.call(learners, BasePolicy.count_peers)
+    sizes = members.run(members.policies(members.learners), _count_peers)
     if any(size != len(members.learners) for size in sizes):
         raise ProtocolError(
             f"{len(members.learners)} train policies are to train, and they form no group, so that each would learn by "

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlightning.errors import ProtocolError
-from rlightning.policy.base_policy import PolicyRole
-from rlightning.runtime import Call, WorkerHandle, as_handle, collective_call, gather
+from rlightning.policy.base_policy import BasePolicy, PolicyRole
+from rlightning.runtime import Call, PartHandle, WorkerHandle, as_handle, collective_call, gather
 
 NO_LEARNER = "the group has no train policy: give one to PolicyGroup, or push one"
 
@@ -54,11 +54,21 @@ class Members:
             raise ProtocolError(NO_LEARNER)
         return self.learners[0]
 
-    def call(self, handles: Sequence[WorkerHandle], method: Any, *args: Any) -> list[Any]:
+    def policies(self, handles: Sequence[WorkerHandle]) -> list[WorkerHandle]:
+        """Return those that are policies of this package: a test double offers the hooks of the contract alone."""
+        return [handle for handle in handles if hasattr(handle.target, BasePolicy._rollout_batch.__name__)]
+
+    def run(self, handles: Sequence[WorkerHandle], function: Any, *args: Any) -> list[Any]:
+        """Run a function on some, none of which waits for another one; the policy is its first argument."""
+        return gather([handle.run(function, *args) for handle in handles], self.timeout_s)
+
+    def call(self, handles: Sequence[WorkerHandle | PartHandle], method: Any, *args: Any) -> list[Any]:
         """Call a method of some, none of which waits for another one."""
         return gather([handle.call(method, *args) for handle in handles], self.timeout_s)
 
-    def call_each(self, handles: Sequence[WorkerHandle], method: Any, arguments: Sequence[Any]) -> list[Any]:
+    def call_each(
+        self, handles: Sequence[WorkerHandle | PartHandle], method: Any, arguments: Sequence[Any]
+    ) -> list[Any]:
         """Call a method of some, each with an argument of its own."""
         pairs = zip(handles, arguments, strict=True)
         return gather([handle.call(method, own) for handle, own in pairs], self.timeout_s)

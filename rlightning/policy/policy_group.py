@@ -11,8 +11,9 @@ from typing import Any
 from rlightning.config import PolicyConfig, TrainConfig
 from rlightning.distributed import ParallelMode
 from rlightning.errors import CallTimeout, ProtocolError, WeightSyncError, WorkerError
-from rlightning.observability.timer import Span, timing_table
+from rlightning.observability.timer import Span, Timer, timing_table
 from rlightning.policy.base_policy import BasePolicy, PolicyRole
+from rlightning.policy.generators import Generators
 from rlightning.policy.group_formation import GroupFormation
 from rlightning.policy.group_routing import GroupRouting
 from rlightning.policy.group_state import (
@@ -24,7 +25,9 @@ from rlightning.policy.group_state import (
 )
 from rlightning.policy.group_weights import GroupWeights, log_mismatches, weight_carrier
 from rlightning.policy.members import NO_LEARNER, Members
-from rlightning.runtime import Call, Future, WorkerHandle, collective_call, gather
+from rlightning.policy.networks import change_role
+from rlightning.policy.training_state import check_extra_training_state, load_own_state
+from rlightning.runtime import Call, Future, PartHandle, WorkerHandle, collective_call, gather
 from rlightning.runtime.generators import global_generators, set_global_generators
 from rlightning.types import BatchedData, EnvMeta, EnvRet, PolicyResponse
 from rlightning.weights.bundle import Mismatch
@@ -97,8 +100,7 @@ class PolicyGroup:
         self._reroute()
         self._outdate_groups(role)
         try:
-            if hasattr(newcomer.target, BasePolicy.change_role.__name__):
-                newcomer.call(BasePolicy.change_role, role).result(members.timeout_s)
+            members.run(members.policies([newcomer]), change_role, role)
             if role is PolicyRole.TRAIN and self._start is not None and len(members.learners) > 1:
                 self._join(newcomer, *self._start[:2])
         except BaseException:
@@ -110,8 +112,8 @@ class PolicyGroup:
     def _join(self, newcomer: WorkerHandle, train_config: TrainConfig, env_meta: EnvMeta | None) -> None:
         """Let a policy train from now on, from the weights, optimizer state and version of the others."""
         members = self._members
-        if not all(hasattr(handle.target, BasePolicy.get_training_state.__name__) for handle in members.learners):
-            return  # a bare double has no state
+        if len(members.policies(members.learners)) < len(members.learners):
+            return  # a test double has no state
         self._set_seeds([newcomer], first=len(members.learners) - 1)
         newcomer.call(BasePolicy.init_train, train_config, env_meta).result(members.timeout_s)
         self.init_comm_group(*self._formation.options)
@@ -179,7 +181,7 @@ class PolicyGroup:
         _, env_meta, eval_config = self._start
         del leaving[-num:]
         try:
-            members.call(moved, BasePolicy.change_role, role)
+            members.run(moved, change_role, role)
             newcomers = [members.add(handle.target, role) for handle in moved]
             self._reroute()
             self._form_anew()
@@ -543,9 +545,7 @@ class PolicyGroup:
 
     def check_extra_training_state(self) -> None:
         """Have each policy see whether a checkpoint can hold what its author wants kept; see ``BasePolicy``."""
-        method = BasePolicy.check_extra_training_state
-        handles = [handle for handle in self._members.everybody() if hasattr(handle.target, method.__name__)]
-        self._members.call(handles, method)
+        self._members.run(self._members.policies(self._members.everybody()), check_extra_training_state)
 
     def load_training_state(self, state: dict[str, Any]) -> None:
         """Take back what ``get_training_state`` gave and bring the weights to the eval policies.
@@ -556,7 +556,8 @@ class PolicyGroup:
         check_numbers(self._members, state)
         load_learners(self._members, state)
         self._push_anew()
-        self._members.call_each(self._members.actors, BasePolicy.load_own_state, state["eval"])
+        for handle, own in zip(self._members.actors, state["eval"], strict=True):
+            handle.run(load_own_state, own).result(self._members.timeout_s)
         self._routing.restore_homes(state.get("homes", []))  # version 0.1.0 kept none
 
     def envs_changed(self) -> None:
@@ -572,21 +573,15 @@ class PolicyGroup:
         gather(loads, self._members.timeout_s)
         return self._push_anew()
 
-    def seed_evaluation(self, seed: int) -> None:
-        """Let the sampling of the next evaluation follow from a seed; each eval policy draws differently."""
-        actors = self._members.actors
-        self._members.call_each(actors, BasePolicy.seed_evaluation, range(seed, seed + len(actors)))
-
     @contextmanager
     def evaluating(self, seed: int) -> Iterator[None]:
         """Let all that is drawn inside follow from a seed; no generator of training, not even a global one, moves."""
-        begin, kept = BasePolicy.begin_evaluation.__name__, global_generators()
-        actors = [handle for handle in self._members.actors if hasattr(handle.target, begin)]
-        self.seed_evaluation(seed)
-        self._members.call_each(actors, BasePolicy.begin_evaluation, range(seed, seed + len(actors)))
+        kept = global_generators()
+        parts = [handle.part("_generators") for handle in self._members.policies(self._members.actors)]
+        self._members.call_each(parts, Generators.begin_evaluation, range(seed, seed + len(parts)))
         try:
             yield
-            self._members.call(actors, BasePolicy.end_evaluation)
+            self._members.call(parts, Generators.end_evaluation)
         finally:
             set_global_generators(kept)  # at last: several policies and envs may live here
 
@@ -600,21 +595,25 @@ class PolicyGroup:
         Args:
             reset: Start counting anew.
         """
-        everybody = self._members.everybody()
-        handles = [handle for handle in everybody if hasattr(handle.target, BasePolicy.take_timing.__name__)]
-        timings = self._members.call(handles, BasePolicy.take_timing, reset)
-        by_worker = {handle.name: timing for handle, timing in zip(handles, timings, strict=True)}
+        timers = self._timers()
+        timings = self._members.call(timers, Timer.summary)
+        if reset:
+            self._members.call(timers, Timer.reset)
+        by_worker = {timer.name: timing for timer, timing in zip(timers, timings, strict=True)}
         print(timing_table(by_worker))  # noqa: T201 (it says print)
 
     def record_spans(self) -> None:
         """Have all policies write down, from now on, when they do what."""
-        self._members.call(self._members.everybody(), BasePolicy.record_spans)
+        self._members.call(self._timers(), Timer.record_spans)
 
     def take_spans(self) -> dict[str, list[Span]]:
         """Give what the policies wrote down since the last call, by their names."""
-        handles = self._members.everybody()
-        spans = self._members.call(handles, BasePolicy.take_spans)
-        return {handle.name: taken for handle, taken in zip(handles, spans, strict=True)}
+        timers = self._timers()
+        spans = self._members.call(timers, Timer.take_spans)
+        return {timer.name: taken for timer, taken in zip(timers, spans, strict=True)}
+
+    def _timers(self) -> list[PartHandle]:
+        return [handle.part("_timer") for handle in self._members.policies(self._members.everybody())]
 
     def shutdown(self) -> None:
         """Let go of all policies and end what was started for them; may be called twice."""
@@ -659,7 +658,7 @@ class PolicyGroup:
     def _up_to_date(self, handle: WorkerHandle, options: dict[str, Any]) -> dict[str, Any]:
         """Let a request say which version it has to wait for: new weights and requests come by different channels."""
         version = self._weights.pending.get(handle)
-        if version is None or not hasattr(handle.target, BasePolicy._keeps_state.__name__):  # a bare double has none
+        if version is None or not self._members.policies([handle]):  # a test double has none
             return options
         return {**options, "at_least": version}
 

@@ -1,16 +1,18 @@
-"""Which tensors a policy is made of, and what they are called."""
+"""The tensors of a policy, and their names."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import nn
 
-from rlightning.errors import ProtocolError
-from rlightning.policy.attributes import optimizer_only
+from rlightning.errors import ConfigError, ProtocolError
+from rlightning.policy.memory import optimizer_tensors
+from rlightning.policy.optimizers import optimizer_only, optimizers
 from rlightning.weights.bundle import check_same_layout, flatten_names, strip_wrappers
 from rlightning.weights.layout import NamedTensors
 
@@ -176,61 +178,141 @@ class Held(NamedTuple):
         return {**self.modules, **self.listed, **self.learned}
 
 
-def held_tensors(policy: BasePolicy) -> Held:
-    """Find all tensors of a policy that learn or act.
+class PolicyTensors:
+    """Finds the tensors of a policy by their purpose: what acts, what learns, what an optimizer keeps.
 
-    A model may be held by something else than an attribute of the policy.
+    Authors may put other tensors and modules into a policy at any time, so that every use looks anew.
 
-    ``nn.Module.state_dict`` of the policy itself would not do: Ray wraps an actor's methods, which torch takes for
-    overridden ones.
+    Attributes:
+        lists_plainly: Whether what acts is all of ``model_list``, since the author lists nothing otherwise.
     """
-    known = set(policy.modules())
-    others = [(name, module) for name, module in policy._models() if module not in known]
-    tops = [*policy.named_children(), *others, ("self", _OwnTensors(policy))]
-    modules = flatten_names({name: _plain(module, module.state_dict(keep_vars=True)) for name, module in tops})
-    listed = {}
-    if not policy._lists_plainly:
-        places = set(map(_place, modules.values()))
-        for name, tensor in flatten_names(policy._acting()).items():
-            if tensor.numel() and _place(tensor) not in places:
-                listed[f"{name}{_LISTED}" if name in modules else name] = tensor
-    learned = optimizer_only(policy, [*policy._tensors(), *listed.values()])
-    return Held(modules, listed, learned)
 
+    def __init__(self, policy: BasePolicy, *, lists_plainly: bool) -> None:
+        # Weakly: a policy and its tensors end with their last user, and do not wait for the garbage collector.
+        self._policy = cast("BasePolicy", weakref.proxy(policy))
+        self.lists_plainly = lists_plainly
+        self._module_tensors = ModuleTensors()
+        self._built: frozenset[str] = frozenset()
+        self._followed: frozenset[str] = frozenset()
 
-def all_tensors(policy: BasePolicy) -> dict[str, torch.Tensor]:
-    """Find all tensors of a policy that learn or act, by name."""
-    return held_tensors(policy).joined()
+    def name_models(self) -> None:
+        """Fill ``model_list`` where the author left it empty, after the networks were built.
 
+        Raises:
+            ConfigError: If two models have one name.
+        """
+        policy = self._policy
+        self._built = frozenset() if policy.model_list else frozenset(policy._modules)
+        if not policy.model_list:
+            policy.model_list = [(name, child) for name, child in policy.named_children() if child.state_dict()]
+        names = [name for name, _ in policy.model_list]
+        if len({*names, "self"}) <= len(names):
+            raise ConfigError(
+                f"{policy.__class__.__name__}: the models are {', '.join(names)}; each wants a name of its own, and "
+                f"'self' is that of the policy's own parameters"
+            )
+        self._followed = frozenset(name for name, module in policy.model_list if policy._modules.get(name) is module)
 
-def put_back(policy: BasePolicy, held: Held, given: Held, version: int) -> None:
-    """Copy values into what a policy holds.
+    def models(self) -> list[tuple[str, nn.Module]]:
+        """Return ``model_list``; where an author has put another module in the place of an attribute, that one.
 
-    Args:
-        policy: The policy.
-        held: Its tensors, or some of them.
-        given: Values by the same names.
-        version: The version of the values, for messages.
+        Raises:
+            ProtocolError: If an eval policy has built something since that no weights come for.
+        """
+        policy = self._policy
+        modules = policy._modules
+        if self._built and policy.role_type == "eval" and len(modules) > len(self._built):
+            late = [name for name, child in policy.named_children() if name not in self._built and child.state_dict()]
+            if late:
+                raise ProtocolError(
+                    f"{policy._who} built {', '.join(late)} after init_eval, and no weights come for that: build it in "
+                    f"construct_network, on learners and actors alike"
+                )
+        now = [(name, modules.get(name) if name in self._followed else None, own) for name, own in policy.model_list]
+        policy.model_list = [(name, own if other is None else other) for name, other, own in now]
+        return policy.model_list
 
-    Raises:
-        WeightSyncError: If names, shapes or dtypes differ; nothing is changed then.
-    """
-    check_same_layout(held.joined(), given.joined(), type(policy).__name__, version)
-    if held.listed:
-        # By the author's method: what it lists may be made of other tensors. Modules get their own values last.
-        values = given.listed
-        policy._weight_import.load(
-            {
-                module: {
-                    name: values.get(f"{module}.{name}", values.get(f"{module}.{name}{_LISTED}", tensor))
-                    for name, tensor in named.items()
-                }
-                for module, named in policy._acting().items()
-            },
-            version,
-        )
-    own = {**held.modules, **held.learned}
-    policy._weight_import.copy_in(own, {**given.modules, **given.learned}, type(policy).__name__, version)
+    def of_models(self) -> NamedTensors:
+        """Return parameters and buffers of all models, and those that the policy holds itself."""
+        return self._module_tensors.of(self._policy, self.models())
+
+    def acting(self) -> NamedTensors:
+        """Return what travels: what ``get_trainable_parameters`` lists, and the buffers of whole modules in it."""
+        if self.lists_plainly:
+            return self.of_models()
+        return with_buffers(as_tensors(self._policy.get_trainable_parameters()), self.models())
+
+    def in_modules(self) -> list[torch.Tensor]:
+        """List all parameters and buffers, persistent or not, each once."""
+        tops = [self._policy, *(module for _, module in self.models())]
+        tensors = [tensor for module in tops for tensor in (*module.parameters(), *module.buffers())]
+        return list({id(tensor): tensor for tensor in tensors}.values())
+
+    def of_optimizers(self) -> list[torch.Tensor]:
+        """List the state of all optimizers, and what only they hold."""
+        return [*optimizer_tensors(optimizers(self._policy)), *self.held().learned.values()]
+
+    def held(self) -> Held:
+        """Find all tensors that learn or act. A model may be held by something else than an attribute of the policy.
+
+        ``nn.Module.state_dict`` of the policy itself would not do: Ray wraps an actor's methods, which torch takes for
+        overridden ones.
+        """
+        policy = self._policy
+        known = set(policy.modules())
+        others = [(name, module) for name, module in self.models() if module not in known]
+        tops = [*policy.named_children(), *others, ("self", _OwnTensors(policy))]
+        modules = flatten_names({name: _plain(module, module.state_dict(keep_vars=True)) for name, module in tops})
+        listed = {}
+        if not self.lists_plainly:
+            places = set(map(_place, modules.values()))
+            for name, tensor in flatten_names(self.acting()).items():
+                if tensor.numel() and _place(tensor) not in places:
+                    listed[f"{name}{_LISTED}" if name in modules else name] = tensor
+        return Held(modules, listed, optimizer_only(policy, [*self.in_modules(), *listed.values()]))
+
+    def put_back(self, held: Held, given: Held, version: int) -> None:
+        """Copy values into what the policy holds.
+
+        Args:
+            held: Its tensors, or some of them.
+            given: Values by the same names.
+            version: The version of the values, for messages.
+
+        Raises:
+            WeightSyncError: If names, shapes or dtypes differ; nothing is changed then.
+        """
+        policy, receiver = self._policy, self._policy.__class__.__name__
+        check_same_layout(held.joined(), given.joined(), receiver, version)
+        if held.listed:
+            # By the author's method: what it lists may be made of other tensors. Modules get their own values last.
+            values = given.listed
+            policy._weight_import.load(
+                {
+                    module: {
+                        name: values.get(f"{module}.{name}", values.get(f"{module}.{name}{_LISTED}", tensor))
+                        for name, tensor in named.items()
+                    }
+                    for module, named in self.acting().items()
+                },
+                version,
+            )
+        own = {**held.modules, **held.learned}
+        policy._weight_import.copy_in(own, {**given.modules, **given.learned}, receiver, version)
+
+    def require_live(self, listed: Mapping[str, torch.Tensor]) -> None:
+        """Check that what an author lists is what acts: copies lie in other memory each time that they are made.
+
+        Raises:
+            ProtocolError: If ``get_trainable_parameters`` returns copies.
+        """
+        again = flatten_names(as_tensors(self._policy.get_trainable_parameters()))
+        copies = [name for name, held in listed.items() if name in again and held.data_ptr() != again[name].data_ptr()]
+        if copies:
+            raise ProtocolError(
+                f"{self._policy.__class__.__name__}.get_trainable_parameters gives copies of {', '.join(copies[:10])}: "
+                f"give the tensors themselves, as from named_parameters, or write load_state_dict, too"
+            )
 
 
 def as_tensors(listed: Mapping[str, Mapping[str, Any]]) -> NamedTensors:
@@ -258,12 +340,6 @@ def as_tensors(listed: Mapping[str, Mapping[str, Any]]) -> NamedTensors:
 
 def _place(tensor: torch.Tensor) -> Any:
     return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
-
-
-def distinct_tensors(modules: Iterable[nn.Module]) -> list[torch.Tensor]:
-    """List all parameters and buffers of modules, persistent or not, each once."""
-    tensors = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
-    return list({id(tensor): tensor for tensor in tensors}.values())
 
 
 class _OwnTensors(nn.Module):

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rlightning.checkpoint import as_picklable
+from rlightning.checkpoint import as_picklable, check_storable
 from rlightning.errors import CheckpointError, WeightSyncError
-from rlightning.policy.attributes import steppers
-from rlightning.policy.built_options import use_changed_options
-from rlightning.policy.tensors import Held, held_tensors, put_back
+from rlightning.policy.optimizers import steppers, use_changed_options
+from rlightning.policy.tensors import Held
 from rlightning.runtime.generators import global_generators
 from rlightning.weights.bundle import check_same_layout
 
@@ -52,7 +51,7 @@ def clone_checkpoint_value(value: Any) -> Any:
 
 
 def whole_state(policy: BasePolicy) -> dict[str, Any]:
-    """Give all that a resumed run needs of a policy, copied."""
+    """Return a copy of all that a resumed run needs of a policy."""
     others = {
         **{kind: {name: value.state_dict() for name, value in held.items()} for kind, held in steppers(policy).items()},
         "shared_generator": policy.shared_generator.get_state(),
@@ -62,9 +61,9 @@ def whole_state(policy: BasePolicy) -> dict[str, Any]:
         "epoch": policy.epoch,
         "version": policy.version,
         "built": clone_checkpoint_value(policy._built_options),
-        **{part: _cloned(tensors) for part, tensors in held_tensors(policy)._asdict().items()},
+        **{part: _cloned(tensors) for part, tensors in policy._tensors.held()._asdict().items()},
         **clone_checkpoint_value(others),
-        **policy.get_own_state(),
+        **own_state(policy),
     }
 
 
@@ -84,7 +83,7 @@ def _cloned(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def own_state(policy: BasePolicy) -> dict[str, Any]:
-    """Give the part that no other policy of its role shares, copied."""
+    """Return a copy of the part of the training state that no other policy of its role shares."""
     state = {
         **policy._generators.get_state(),
         "global_generators": global_generators(),
@@ -95,8 +94,25 @@ def own_state(policy: BasePolicy) -> dict[str, Any]:
     return cloned
 
 
+def load_own_state(policy: BasePolicy, state: Mapping[str, Any]) -> None:
+    """Restore what is an eval policy's own: its generators and its extra training state."""
+    policy._generators.set_state(state)
+    policy._answering.known_envs = state.get("known_envs", [])
+    if state.get("extra"):  # version 0.1.0 stored none of eval policies
+        policy.load_extra_training_state(state["extra"])
+
+
+def check_extra_training_state(policy: BasePolicy) -> None:
+    """Refuse an ``extra_training_state`` that no checkpoint can hold: before a run, and not at its end.
+
+    Raises:
+        CheckpointError: If a value cannot be stored; names it.
+    """
+    check_storable("extra_training_state", policy.extra_training_state())
+
+
 def load_whole_state(policy: BasePolicy, state: Mapping[str, Any], *, act_only: bool = False) -> None:
-    """Put back what ``whole_state`` gave.
+    """Restore a state that ``whole_state`` returned.
 
     Args:
         policy: A policy that is initialised for the same role.
@@ -106,22 +122,22 @@ def load_whole_state(policy: BasePolicy, state: Mapping[str, Any], *, act_only: 
     Raises:
         CheckpointError: If the state belongs to another network or another role; nothing is changed then.
     """
-    own, held = held_tensors(policy), steppers(policy)
     try:
-        if not act_only:
-            _check_fits(state, policy.role_type.value, held)
-        parts = ("modules", "listed") if act_only else Held._fields
-        own, given = _stored(own, state, parts)
+        if not act_only and state["role"] != policy.role_type.value:
+            raise CheckpointError(
+                f"the state is of a policy of role {state['role']!r}, this one is {policy.role_type.value}"
+            )
+        own, given = _stored(policy._tensors.held(), state, ("modules", "listed") if act_only else Held._fields)
         check_same_layout(own.joined(), given.joined(), type(policy).__name__, state["version"])
         if not act_only:
-            _load_steppers(held, state)
+            _load_steppers(policy, state)
             use_changed_options(policy, state)
-        put_back(policy, own, given, state["version"])
+        policy._tensors.put_back(own, given, state["version"])
         policy.version = state["version"]
         if act_only:
             return
         policy.epoch = state["epoch"]
-        policy.load_generators(state)
+        policy._generators.set_state(state)
         policy.load_extra_training_state(state["extra"])
     except (WeightSyncError, KeyError, AttributeError, ValueError) as error:
         raise CheckpointError(f"the state does not fit {type(policy).__name__}: {error}") from error
@@ -137,25 +153,25 @@ def _stored(own: Held, state: Mapping[str, Any], parts: Sequence[str]) -> tuple[
     return own._replace(**left_out), Held(*(state.get(part, {}) for part in Held._fields))._replace(**left_out)
 
 
-def _load_steppers(held: Mapping[str, Mapping[str, Any]], state: Mapping[str, Any]) -> None:
-    """Load optimizers and schedulers, all of them or none."""
-    values = [(value, state[kind][name]) for kind, named in held.items() for name, value in named.items()]
-    before = [value.state_dict() for value, _ in values]
+def _load_steppers(policy: BasePolicy, state: Mapping[str, Any]) -> None:
+    """Load the optimizers and schedulers of a policy from a training state, all of them or none.
+
+    Raises:
+        CheckpointError: If the state has other ones, or is of other parameters.
+    """
+    held = steppers(policy)
+    for kind, values in held.items():
+        if state[kind].keys() != values.keys():
+            raise CheckpointError(f"the state has the {kind} {sorted(state[kind])}, the policy {sorted(values)}")
+    pairs = [(value, state[kind][name]) for kind, named in held.items() for name, value in named.items()]
+    before = [value.state_dict() for value, _ in pairs]
     try:
-        for value, given in values:
+        for value, given in pairs:
             # Torch keeps the given tensors, and updates them in place: several policies may be given the same.
             value.load_state_dict(clone_checkpoint_value(given))
     except Exception as error:
-        for (value, _), own in zip(values, before, strict=True):
+        for (value, _), own in zip(pairs, before, strict=True):
             value.load_state_dict(own)
         raise CheckpointError(
             f"the state is of another optimizer or of other parameters ({type(error).__name__}: {error})"
         ) from error
-
-
-def _check_fits(state: Mapping[str, Any], role: str, held: Mapping[str, Mapping[str, Any]]) -> None:
-    if state["role"] != role:
-        raise CheckpointError(f"the state is of a policy of role {state['role']!r}, this one is {role}")
-    for kind, values in held.items():
-        if state[kind].keys() != values.keys():
-            raise CheckpointError(f"the state has the {kind} {sorted(state[kind])}, the policy {sorted(values)}")

@@ -233,7 +233,7 @@ class WeightImport:
     def _check_bundle(self, bundle: Bundle, layout: Layout) -> None:
         """Compare layouts; where they differ, name the tensors that do."""
         if layout.key != bundle.layout.key:
-            named = flatten_names(self._policy._acting())
+            named = flatten_names(self._policy._tensors.acting())
             check_same_layout(named, flatten_names(bundle.views()), self._policy.__class__.__name__, bundle.version)
             check_key(layout, bundle.layout.key, self._policy._who)
 
@@ -313,13 +313,13 @@ class WeightImport:
         """Load by ``load_state_dict`` what the policy lists itself, and copy the buffers that an author left out."""
         policy = self._policy
         if self._loads_plainly:
-            self.copy_in(flatten_names(policy._acting()), flatten_names(tensors), policy._who, version)
+            self.copy_in(flatten_names(policy._tensors.acting()), flatten_names(tensors), policy._who, version)
             return
-        if policy._lists_plainly:
+        if policy._tensors.lists_plainly:
             policy.load_state_dict(tensors)
             return
         listed = policy.get_trainable_parameters()
-        acting, plain = with_buffers(listed, policy._models()), plain_names(listed)
+        acting, plain = with_buffers(listed, policy._tensors.models()), plain_names(listed)
         given = {module: tensors.get(module, {}) for module in listed} if not all(listed.values()) else tensors
         left_out = flatten_names(acting).keys() - flatten_names(plain).keys()
         if left_out or flatten_names(plain).keys() != flatten_names(listed).keys():

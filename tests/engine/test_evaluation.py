@@ -129,7 +129,7 @@ def test_deterministic_and_sampled_evaluation_differ_and_the_first_needs_no_luck
             made = cart_pole(evaluation={"deterministic": deterministic, "episodes": 3, "seed": 5})
             with assemble(made) as engine:
                 policies = engine.policy_group
-                policies.seed_evaluation = lambda _, real=policies.seed_evaluation, seed=seed: real(seed)
+                policies.evaluating = lambda _, real=policies.evaluating, seed=seed: real(seed)
                 found[deterministic, seed] = returns_of(engine)
     assert found[True, 5] == found[True, 6]
     assert found[False, 5] != found[False, 6]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlightning.config import PolicyConfig
+from rlightning.distributed import Communicator
 from rlightning.policy.base_policy import PolicyRole
 from rlightning.policy.policy_group import PolicyGroup
 from rlightning.runtime import as_handle
@@ -21,6 +22,12 @@ EVERYWHERE = [
 ]
 HERE_AND_THERE = [*EVERYWHERE[:2], pytest.param(MIXED, marks=[pytest.mark.ray, pytest.mark.exhaustive])]
 """For tests of what a group does once it is formed; that mixed groups form and act is tested with all places."""
+
+
+def leave_groups(policies):
+    """Have policies leave all communication groups."""
+    for policy in policies:
+        as_handle(policy).part("_communicator").call(Communicator.close).result(60)
 
 
 class Held:

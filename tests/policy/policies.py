@@ -11,7 +11,6 @@ from torch import nn
 
 from rlightning.distributed import ParallelMode
 from rlightning.policy.base_policy import BasePolicy, PolicyRole, infer_train_dp_world_size
-from rlightning.policy.tensors import all_tensors
 from rlightning.types import BatchedData, EnvRet, PolicyResponse
 from tests.doubles import LinearPolicy
 
@@ -41,7 +40,7 @@ def batch(sizes, env_ids=None):
 
 def build_anew(policy, *args):
     """Have a policy begin again, as its constructor leaves it."""
-    policy.close_comm_groups()
+    policy._communicator.close()
     policy.__init__(*args)
 
 
@@ -332,9 +331,9 @@ class Peer(LinearPolicy):
 
     def get_groups(self):
         return {
-            mode.value: [(group.ranks, group.rank, group.generation) for group in self.groups(mode)]
+            mode.value: [(group.ranks, group.rank, group.generation) for group in self._communicator.groups(mode)]
             for mode in ParallelMode
-            if self.groups(mode)
+            if self._communicator.groups(mode)
         }
 
     def sum_of_ranks(self, mode):
@@ -351,7 +350,7 @@ class Peer(LinearPolicy):
 
     def spoil(self, name):
         with torch.no_grad():
-            all_tensors(self)[name].view(torch.int32).view(-1)[0] ^= 1
+            self._tensors.held().joined()[name].view(torch.int32).view(-1)[0] ^= 1
 
     def get_weight(self):
         return self.net.weight.item()
@@ -395,13 +394,13 @@ class Entropic(Peer):
         return self.alpha_optimizer.param_groups[0]["params"]
 
     def get_all(self):
-        tensors = {name: tensor.tolist() for name, tensor in all_tensors(self).items()}
+        tensors = {name: tensor.tolist() for name, tensor in self._tensors.held().joined().items()}
         momenta = [str(one.state_dict()["state"]) for one in (self.optimizer, self.alpha_optimizer)]
         return tensors, momenta, self.epoch, self.version
 
     def spoil(self, name):
         with torch.no_grad():
-            all_tensors(self)[name].view(-1)[0] += 1.0
+            self._tensors.held().joined()[name].view(-1)[0] += 1.0
 
 
 class Wider(Peer):

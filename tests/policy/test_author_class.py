@@ -12,7 +12,7 @@ from torch import nn
 from rlightning.checkpoint import save_state
 from rlightning.config import PolicyConfig, TrainConfig
 from rlightning.errors import ProtocolError, ReservedName, WorkerError
-from rlightning.policy.author_class import HOOKS, reserved_names
+from rlightning.policy.author_checks import HOOKS, reserved_names
 from rlightning.policy.base_policy import BasePolicy, PolicyRole
 from rlightning.policy.policy_group import PolicyGroup
 from tests.doubles import LinearPolicy
@@ -31,7 +31,7 @@ def learner(cls):
 # Names
 
 
-@pytest.mark.parametrize("name", ["_train", "_build", "_memory", "_gate", "_who", "version", "config"])
+@pytest.mark.parametrize("name", ["_train", "_tensors", "_memory", "_gate", "_who", "version", "config"])
 def test_a_method_with_a_name_that_the_framework_needs_is_refused_when_the_class_is_made(name):
     proposed = ("_own" if name.startswith("_") else "own_") + name
     with pytest.raises(ReservedName, match=rf"Mine uses names .*: {name} \(call it {proposed}\)"):

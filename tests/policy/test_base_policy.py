@@ -16,7 +16,9 @@ from rlightning.checkpoint import load_state, save_state
 from rlightning.config import OptimConfig, PolicyConfig, Section, TrainConfig
 from rlightning.errors import CheckpointError, ConfigError, ProtocolError, ShapeError, WeightSyncError
 from rlightning.policy.base_policy import BasePolicy, PolicyRole
-from rlightning.policy.batching import versions_behind
+from rlightning.policy.learning import versions_behind
+from rlightning.policy.networks import change_role
+from rlightning.policy.training_state import own_state
 from rlightning.runtime.generators import global_generators, set_global_generators
 from rlightning.types import PolicyResponse
 from rlightning.weights import digests, flatten_names, pack
@@ -238,24 +240,24 @@ def test_evaluation_draws_from_its_own_generator_and_leaves_trainings_untouched(
     assert all(map(np.array_equal, first, second))
     assert not np.array_equal(evaluated[0], evaluated[1])
     assert not np.array_equal(evaluated[0], first[0])
-    between.seed_evaluation(9)
+    between._generators.begin_evaluation(9)
     again = between._rollout(request(4), evaluation=True).action
-    between.seed_evaluation(9)
+    between._generators.begin_evaluation(9)
     assert np.array_equal(between._rollout(request(4), evaluation=True).action, again)
 
 
 def test_an_evaluation_gives_the_global_generators_back_and_a_state_goes_on_with_them():
     policy = actor(weights_from=learner())
-    state, before = policy.get_own_state(), global_generators()
-    policy.begin_evaluation(9)
+    state, before = own_state(policy), global_generators()
+    policy._generators.begin_evaluation(9)
     evaluated = [random.random(), np.random.random(), torch.rand(()).item()]  # noqa: NPY002
-    policy.begin_evaluation(9)  # the first one failed
+    policy._generators.begin_evaluation(9)  # the first one failed
     assert [random.random(), np.random.random(), torch.rand(()).item()] == evaluated  # noqa: NPY002
-    policy.end_evaluation()
+    policy._generators.end_evaluation()
     drawn = [random.random(), np.random.random(), torch.rand(()).item()]  # noqa: NPY002
     set_global_generators(before)
     assert [random.random(), np.random.random(), torch.rand(()).item()] == drawn  # noqa: NPY002
-    policy.load_generators(state)
+    policy._generators.set_state(state)
     assert [random.random(), np.random.random(), torch.rand(()).item()] == drawn  # noqa: NPY002
 
 
@@ -645,7 +647,7 @@ def test_what_could_not_be_built_anew_neither_acts_nor_learns():
 
 def test_a_policy_that_took_another_role_does_not_act_before_it_is_initialised_for_it():
     policy = learner()
-    policy.change_role(PolicyRole.EVAL)
+    change_role(policy, PolicyRole.EVAL)
     with pytest.raises(ProtocolError, match="call init_eval before rollout"):
         policy._rollout(request(1))
 
@@ -796,7 +798,7 @@ def test_optimizers_that_lie_in_a_container_are_kept_too(container, tmp_path):
     resumed.load_checkpoint(tmp_path / "c")
     assert got + trained(resumed, 2) == expected
     assert resumed.get_bundle_digest() == whole.get_bundle_digest()
-    resumed.change_role(PolicyRole.EVAL)
+    change_role(resumed, PolicyRole.EVAL)
     assert not hasattr(resumed, "steps")
 
 

@@ -15,9 +15,10 @@ from rlightning.errors import (
     WorkerError,
 )
 from rlightning.policy.base_policy import BasePolicy, PolicyRole, infer_train_dp_world_size
+from rlightning.policy.networks import change_role
 from rlightning.policy.policy_group import PolicyGroup
 from rlightning.runtime import as_handle
-from tests.policy.crew import EVERYWHERE, RAY, Crew, crews
+from tests.policy.crew import EVERYWHERE, RAY, Crew, crews, leave_groups
 from tests.policy.policies import Peer, Wider, Wrapping
 
 CONFIG = PolicyConfig()
@@ -101,7 +102,7 @@ def test_groups_are_formed_again_for_other_members(crew):
 
 def test_colocated_eval_policies_have_no_rank_of_their_own(crew):
     group = crew.group(Peer)
-    ask_all(group.eval_list, BasePolicy.close_comm_groups)
+    leave_groups(group.eval_list)
     group.init_comm_group(is_colocated=True)
     assert ask_all(group.eval_list, Peer.get_groups) == [{}, {}]
     assert set(ask_all(group.train_list, Peer.get_groups)[0]) == {"global", "intra_node", "train_data_parallel"}
@@ -389,7 +390,7 @@ def test_an_authors_own_wrapper_is_put_on_once_for_the_learners_that_there_are(e
     assert ask_all([*group.train_list, *group.eval_list], Wrapping.count_wrappers) == [0, 0, 0]
     assert train(group, [4.0])["weight"] == pytest.approx(4.0)
     # As other tests expect to find it.
-    second.call(BasePolicy.change_role, PolicyRole.TRAIN).result(60)
+    second.run(change_role, PolicyRole.TRAIN).result(60)
 
 
 @pytest.mark.ray

@@ -16,7 +16,7 @@ from rlightning.config import PolicyConfig, TrainConfig
 from rlightning.errors import CheckpointError, ProtocolError, WorkerError
 from rlightning.policy.base_policy import BasePolicy, PolicyRole
 from rlightning.runtime import as_handle
-from tests.policy.crew import EVERYWHERE, Crew, crews
+from tests.policy.crew import EVERYWHERE, Crew, crews, leave_groups
 from tests.policy.policies import Bare, Entropic, Peer, batch
 from tests.policy.travel import Journey
 
@@ -148,7 +148,7 @@ def test_what_only_an_optimizer_holds_moves_with_its_state():
 @pytest.mark.parametrize("order", ["groups first", "init first"])
 def test_train_policies_start_equal_without_a_seed(crew, order):
     group = crew.group(Entropic, seed=None)
-    ask_all(group.train_list, BasePolicy.close_comm_groups)
+    leave_groups(group.train_list)
     if order == "groups first":
         group.init_comm_group()
         group.init(TRAIN)
@@ -221,7 +221,7 @@ def test_groups_that_are_formed_again_after_a_fault_begin_equal(crew, rank):
 
 def test_several_train_policies_without_a_group_do_not_train(crew):
     group = crew.group(Peer, actors=0)
-    ask_all(group.train_list, BasePolicy.close_comm_groups)
+    leave_groups(group.train_list)
     group.init_train(TRAIN)
     with pytest.raises(ProtocolError, match=r"2 train policies .* no group.*call PolicyGroup\.init_comm_group"):
         train(group, [1.0], [2.0])

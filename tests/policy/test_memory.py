@@ -381,7 +381,11 @@ def test_on_a_gpu_the_memory_is_free_while_the_policy_is_away():
     policy.dataset = None
     policy.offload_model()
     policy.offload_optimizer()
-    tensors = [*policy._tensors(), *gradients(policy._tensors()), *optimizer_tensors([policy.optimizer])]
+    tensors = [
+        *policy._tensors.in_modules(),
+        *gradients(policy._tensors.in_modules()),
+        *optimizer_tensors([policy.optimizer]),
+    ]
     assert all(tensor.device.type == "cpu" and tensor.is_pinned() for tensor in tensors if tensor.numel())
     assert torch.accelerator.memory_allocated() < used
     assert policy.get_bundle_digest() == digest

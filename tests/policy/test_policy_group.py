@@ -252,13 +252,13 @@ def test_evaluation_does_not_change_what_training_samples(group):
     group.init(TRAIN)
     group.sync_weights()
     first = sampled()
-    group.seed_evaluation(5)
-    evaluated = sampled(evaluation=True)
+    with group.evaluating(5):
+        evaluated = sampled(evaluation=True)
     second = sampled()
     for expected, got in zip(undisturbed, (first, second), strict=True):
         assert all(map(np.array_equal, expected, got))
-    group.seed_evaluation(5)
-    assert all(map(np.array_equal, evaluated, sampled(evaluation=True)))
+    with group.evaluating(5):
+        assert all(map(np.array_equal, evaluated, sampled(evaluation=True)))
     # The two policies draw differently: their noise is what is left without the mode.
     mode = sampled(deterministic=True)
     assert not np.allclose(evaluated[0] - mode[0], evaluated[1] - mode[1])

@@ -6,6 +6,7 @@ import torch
 from rlightning.config import PolicyConfig, TrainConfig
 from rlightning.errors import ProtocolError, WorkerError
 from rlightning.policy.base_policy import BasePolicy, PolicyRole
+from rlightning.policy.networks import change_role
 from rlightning.policy.policy_group import PolicyGroup
 from rlightning.runtime import as_handle, gather
 from tests.policy.crew import HERE_AND_THERE, Crew, crews
@@ -58,7 +59,7 @@ def test_an_actor_becomes_a_learner_and_an_actor_again(crew):
     assert push(group) == 4
     assert group.compare_weights() == []
     # As other tests expect to find it.
-    second.call(BasePolicy.change_role, PolicyRole.TRAIN).result(60)
+    second.run(change_role, PolicyRole.TRAIN).result(60)
 
 
 def test_roles_that_cannot_change_are_refused():
@@ -78,7 +79,7 @@ def test_roles_that_cannot_change_are_refused():
 def test_a_policy_with_another_role_must_be_initialised_for_it():
     policy = Peer(PolicyConfig(), PolicyRole.TRAIN)
     policy.init_train(TrainConfig())
-    policy.change_role(PolicyRole.EVAL)
+    change_role(policy, PolicyRole.EVAL)
     assert not policy.is_initialized()
     assert not hasattr(policy, "optimizer")
     with pytest.raises(ProtocolError, match="init_train is for policies of role 'train'"):

@@ -100,16 +100,21 @@ def test_stick_env_workers_with_a_home_go_there_and_the_others_around_them(env_i
 
 
 class Named:
-    """Answers with its number."""
+    """Answers with its number; it says that it keeps a state."""
 
-    def __init__(self, number, keeps_state):
-        self.number, self.keeps_state = number, keeps_state
+    is_stateful, role_type = True, PolicyRole.EVAL
 
-    def _keeps_state(self):
-        return self.keeps_state
+    def __init__(self, number):
+        self.number = number
 
-    def _rollout(self, env_ret):
+    def _rollout(self, env_ret, **options):
         return PolicyResponse(env_ret.observation[:, 0] + 100 * self.number)
+
+    def _rollout_async(self, env_ret, **options):
+        return self._rollout(env_ret)
+
+    def _rollout_batch(self, *env_rets, **options):
+        return [self._rollout(env_ret) for env_ret in env_rets]
 
 
 happenings = st.lists(
@@ -120,12 +125,12 @@ happenings = st.lists(
 @quick
 @given(happenings, st.sampled_from(["sync", "async"]))
 def test_an_env_worker_stays_with_its_policy_as_long_as_it_exists(happenings, mode):
-    group = PolicyGroup([], [Named(0, True)], PolicyConfig(rollout_mode=mode))
+    group = PolicyGroup([], [Named(0)], PolicyConfig(rollout_mode=mode))
     homes, number = {}, 0
     for happening in happenings:
         if happening == "push":
             number += 1
-            group.push(Named(number, True), PolicyRole.EVAL)
+            group.push(Named(number), PolicyRole.EVAL)
         elif happening == "pop":
             gone = group.pop(PolicyRole.EVAL) if len(group.eval_list) > 1 else None
             homes = {env_id: home for env_id, home in homes.items() if home != getattr(gone, "number", None)}

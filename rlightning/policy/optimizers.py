@@ -1,24 +1,80 @@
-"""Options of optimizers and schedules, as they are built; what changed since a training state was made is used."""
+"""The optimizers and learning-rate schedulers of a policy: where they are, what they hold, how they were built."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from rlightning.policy.attributes import steppers
+import torch
+from torch import nn
 
 if TYPE_CHECKING:
     from rlightning.policy.base_policy import BasePolicy
 
 logger = logging.getLogger(__name__)
 
+OF_TORCH = vars(nn.Module()).keys()
+"""What a module holds its parts in."""
+STEPPERS = {"optimizers": torch.optim.Optimizer, "schedulers": torch.optim.lr_scheduler.LRScheduler}
+"""Kind -> class."""
 _RATES = ("lr", "initial_lr")
 _OF_RATES = ("base_lrs", "_last_lr")
 """Attributes of a schedule that follow from the rates of its optimizer."""
 
 Built = dict[str, dict[str, Any]]
 """Kind -> name -> options: of an optimizer one dict per parameter group, of a schedule one dict."""
+
+
+def steppers(policy: BasePolicy) -> dict[str, dict[str, Any]]:
+    """Find the optimizers and learning rate schedulers of a policy: kind -> name -> object.
+
+    They are attributes, or lie in a dict, list or tuple that is one: ``optimizer``, ``optimizers.critic``, ``heads.0``.
+    """
+    held = _named(policy)
+    return {
+        name: {key: value for key, value in held.items() if isinstance(value, kind)} for name, kind in STEPPERS.items()
+    }
+
+
+def optimizers(policy: BasePolicy) -> Iterable[torch.optim.Optimizer]:
+    """Find the optimizers among the attributes of a policy."""
+    return steppers(policy)["optimizers"].values()
+
+
+def optimized(policy: BasePolicy) -> Iterator[torch.Tensor]:
+    """List what the optimizers of a policy update."""
+    for optimizer in optimizers(policy):
+        for group in optimizer.param_groups:
+            yield from group["params"]
+
+
+def optimizer_only(policy: BasePolicy, others: Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Name the tensors that optimizers update and that are not among others, such as a temperature.
+
+    The name is that of the attribute that holds the tensor, as for optimizers, else that of the optimizer with the
+    places of the group and of the parameter: ``self.log_alpha``, ``self.bounds.0``, ``self.optimizer.0.1``.
+    """
+    seen, found = set(map(id, others)), {}
+    names = {id(value): name for name, value in _named(policy).items() if isinstance(value, torch.Tensor)}
+    for key, optimizer in steppers(policy)["optimizers"].items():
+        for place, group in enumerate(optimizer.param_groups):
+            for index, tensor in enumerate(group["params"]):
+                if id(tensor) not in seen:
+                    seen.add(id(tensor))
+                    found[f"self.{names.get(id(tensor), f'{key}.{place}.{index}')}"] = tensor
+    return found
+
+
+def _named(policy: BasePolicy) -> dict[str, Any]:
+    """List the attributes, and what lies in those that are a dict, list or tuple."""
+    held = dict(vars(policy))
+    for attribute, value in vars(policy).items():
+        if isinstance(value, dict) and attribute not in OF_TORCH:
+            held.update((f"{attribute}.{key}", item) for key, item in value.items())
+        elif isinstance(value, list | tuple):
+            held.update((f"{attribute}.{place}", item) for place, item in enumerate(value))
+    return held
 
 
 def built_options(policy: BasePolicy) -> Built:
