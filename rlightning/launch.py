@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rlightning.assembly.assemble import build_env_group as build_env_group
     from rlightning.assembly.assemble import build_eval_env_group as build_eval_env_group
     from rlightning.assembly.assemble import build_policy_group as build_policy_group
+    from rlightning.assembly.run import Run as Run
     from rlightning.commands.run import launch as launch
     from rlightning.commands.run import open_run as open_run
     from rlightning.configuring.load import LoadedConfig as LoadedConfig
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 _PUBLIC = {
     "LoadedConfig": "configuring.load",
+    "Run": "assembly.run",
     "assemble": "assembly.assemble",
     "build_data_buffer": "assembly.assemble",
     "build_engine": "assembly.assemble",

@@ -39,19 +39,16 @@ class WorkerPlan:
         return [*self.env, *self.eval_env, *self.train, *self.eval, *self.buffer]
 
 
-def plan_workers(config: Config, routes: BufferRoutes | None = None) -> WorkerPlan:
-    """Say which workers a run has; starts nothing.
-
-    Args:
-        config: The whole configuration.
-        routes: Ways of collected data; None means blocks of neighbours.
-    """
+def plan_workers(config: Config) -> WorkerPlan:
+    """List the workers of a run, with blocks of neighbouring env workers for each shard; starts nothing."""
+    # "auto" is a shard per node with train policies: without a plan of several nodes, one.
+    shards = 1 if config.cluster.buffer_worker_num == "auto" else config.cluster.buffer_worker_num
     return WorkerPlan(
         env=_train_env_specs(config),
         eval_env=_eval_env_specs(config),
         train=_policy_specs(config, PolicyRole.TRAIN),
         eval=_policy_specs(config, PolicyRole.EVAL),
-        buffer=_buffer_specs(config, routes),
+        buffer=buffer_specs(config, routes_in_order(config.num_env_workers, shards, config.cluster.train_worker_num)),
     )
 
 
@@ -137,15 +134,13 @@ def _eval_channels(config: Config) -> dict[str, int]:
     return channels
 
 
-def _buffer_specs(config: Config, routes: BufferRoutes | None) -> list[WorkerSpec]:
+def buffer_specs(config: Config, routes: BufferRoutes) -> list[WorkerSpec]:
+    """Describe the shards of the data buffer, by the env workers whose data they store."""
     num_envs = [kind.num_envs for kind in _env_kinds(config)]
     capacity = config.buffer.capacity or config.train.max_rollout_steps
     storage = lookup("buffer", config.buffer.type)
-    # One shard per node with train policies: without a plan of several nodes, one.
-    shards = 1 if config.cluster.buffer_worker_num == "auto" else config.cluster.buffer_worker_num
-    routes = routes or routes_in_order(len(num_envs), shards, config.cluster.train_worker_num)
     specs = []
-    for index in range(shards):
+    for index in range(1 + max(routes.learner_shards)):
         env_ids = routes.envs_of(index)
         args = (storage, capacity, [num_envs[env_id] for env_id in env_ids], env_ids)
         specs.append(WorkerSpec(BufferShard, args, f"buffer[{index}]", config.cluster.remote_storage))

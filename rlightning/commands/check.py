@@ -1,82 +1,49 @@
-"""What a configuration would do: who would run where, what would be sent to whom, and how much of it."""
+"""``rlightning check``: what a configuration would do, on this machine or on a cluster that is described."""
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
-import numpy as np
+import yaml
+from pydantic import ValidationError
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from rlightning.assembly.place import plan_placement, require_devices, with_shards
-from rlightning.assembly.workers import WorkerPlan, plan_workers, shares_processes
-from rlightning.commands.check_placement import (
-    load_of,
-    machine_at_hand,
+from rlightning.assembly.plan import RunPlan, plan_run, require_devices
+from rlightning.assembly.sizes import (
+    Flow,
+    Memory,
+    Sizes,
+    device_memory,
+    env_meta,
+    flows,
+    host_memory,
+    measure,
     memory_of,
-    read_cluster,
-    readable,
-    show_placement,
+    routes_of,
 )
-from rlightning.commands.scale import Rates
+from rlightning.assembly.workers import WorkerPlan, plan_workers
+from rlightning.commands.picture import draw, fold, index, node_names, spans
 from rlightning.config import Config
 from rlightning.configuring.load import LoadedConfig
-from rlightning.env.env_worker import EnvWorker
-from rlightning.errors import PlacementError
+from rlightning.configuring.sources import Sources, display, parse_yaml
+from rlightning.configuring.validate import explain
+from rlightning.device import VISIBLE_DEVICES, available_gpus, gpu_memory_gb
+from rlightning.errors import ConfigError, PlacementError, Problem
 from rlightning.observability.run_folder import to_yaml
-from rlightning.placement import Cluster
-from rlightning.policy.base_policy import BasePolicy, PolicyRole
-from rlightning.policy.group_weights import uses_node_memory
+from rlightning.placement import Cluster, Node, Plan, Slot
+from rlightning.placement.cluster import ClusterDescription, parse_devices
 from rlightning.registry import lookup
-from rlightning.runtime.spawn import WorkerSpec
 from rlightning.types import EnvMeta
-from rlightning.types.tree import tree_leaves
-from rlightning.weights.topology import transport
+from rlightning.weights.traffic import WeightRoute, busiest
 
-_WITHIN = "in memory"
-_COLUMN_BYTES = 4 + 3 + 8
-"""Reward (float32), three flags, and the version (int64) of one transition."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """How large the traffic of a run is.
-
-    Attributes:
-        observation: Bytes of one observation.
-        action: Bytes of one action.
-        weights: Bytes of all that acts: parameters and buffers.
-        parameters: Trainable numbers.
-    """
-
-    observation: int
-    action: int
-    weights: int
-    parameters: int
-
-
-@dataclass(frozen=True, slots=True)
-class Flow:
-    """Data that travel from one kind of worker to another.
-
-    Attributes:
-        what: The data.
-        sender, receiver: Who.
-        transport: How.
-        num_bytes: Bytes per epoch, of all senders to all receivers.
-    """
-
-    what: str
-    sender: str
-    receiver: str
-    transport: str
-    num_bytes: int
+_MOST_ROUTES = 12
 
 
 def show_plan(loaded: LoadedConfig, console: Console, cluster_file: Path | None = None) -> None:
@@ -93,25 +60,24 @@ def show_plan(loaded: LoadedConfig, console: Console, cluster_file: Path | None 
         PlacementError: If the workers do not fit.
         UnsupportedSpace: If the policy cannot serve the env.
     """
-    described = None if cluster_file is None else read_cluster(cluster_file)
-    config = loaded.config
-    cluster = described[0] if described else machine_at_hand(config) if _starts_here(config) else None
-    config = config if cluster is None else with_shards(config, cluster)
-    require_devices(config, described[0] if described else None)
-    plan = plan_workers(config)
-    meta = env_meta(plan)
+    described = None if cluster_file is None else read_cluster(cluster_file)[0]
+    config, workers = loaded.config, plan_workers(loaded.config)
+    starts_here = config.cluster.any_remote and config.cluster.ray_address == "local"
+    cluster = described or (machine_at_hand(workers) if starts_here else None)
+    require_devices(workers, described)
+    plan = _plan(config, cluster, workers, is_described=described is not None)
+    meta = env_meta(workers)
     sizes = measure(config, meta)
     console.print(f"[bold]configuration[/] of {escape(loaded.preset)}\n")
-    console.print(to_yaml(_with_own_defaults(config)), markup=False, soft_wrap=True)
+    console.print(to_yaml(_with_own_defaults(plan.config)), markup=False, soft_wrap=True)
     console.print("[bold]who runs where[/]\n")
-    console.print(_workers_table(plan, config))
+    console.print(_workers_table(plan))
     console.print("\n[bold]what is sent to whom[/], per epoch\n")
-    console.print(_flows_table(flows(config, plan, sizes)))
+    console.print(_flows_table(flows(plan, sizes)))
     console.print("\n[bold]sizes[/]\n")
     console.print(_sizes_table(config, meta, sizes))
-    if cluster is not None and config.cluster.any_remote:
-        rates = Rates(link_gb_per_s=described[1].network_gb_per_s) if described else Rates()
-        _show_placement(config, cluster, sizes, rates, console, described=described is not None)
+    if cluster is not None and plan.placement is not None:
+        _show_placement(plan, plan.placement, cluster, sizes, console)
     elif config.cluster.any_remote:
         console.print(
             f"\nWho sits where depends on the cluster at {config.cluster.ray_address}: describe it in a file, and "
@@ -119,6 +85,46 @@ def show_plan(loaded: LoadedConfig, console: Console, cluster_file: Path | None 
             markup=False,
             soft_wrap=True,
         )
+
+
+def _plan(config: Config, cluster: Cluster | None, workers: WorkerPlan, *, is_described: bool) -> RunPlan:
+    try:
+        return plan_run(config, cluster, workers)
+    except PlacementError as error:
+        hint = "" if is_described else "\nThat is this machine; another cluster can be described with --cluster."
+        raise PlacementError(f"{error}{hint}") from None
+
+
+def read_cluster(path: Path) -> tuple[Cluster, ClusterDescription]:
+    """Read a described cluster.
+
+    Raises:
+        ConfigError: With all that is wrong with the file, by line.
+    """
+    if not path.is_file():
+        raise ConfigError(Problem("--cluster", f"there is no file {path}"))
+    parse_yaml(path)
+    sources = Sources()
+    sources.record_file(path, "")
+    tree: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    try:
+        description = ClusterDescription.model_validate(tree)
+        return description.build(), description
+    except ValidationError as error:
+        problems: Sequence[Problem] = list(explain(error.errors(), tree, model=ClusterDescription))
+    except ConfigError as error:
+        problems = error.problems
+    raise ConfigError(
+        [Problem(one.path, one.message, sources.find(one.path) or display(path), one.suggestion) for one in problems]
+    )
+
+
+def machine_at_hand(workers: WorkerPlan) -> Cluster:
+    """Describe this machine as a Ray of the run's own would: with as many CPUs as the workers ask for at least."""
+    remote = [spec for spec in workers.all() if spec.remote]
+    cpus = max(os.cpu_count() or 1, math.ceil(sum(spec.num_cpus for spec in remote)))
+    gpus = parse_devices(os.environ.get(VISIBLE_DEVICES), available_gpus())
+    return Cluster((Node("here", cpus, gpus, gpu_memory_gb=gpu_memory_gb()),))
 
 
 def _with_own_defaults(config: Config) -> Config:
@@ -133,130 +139,30 @@ def _with_own_defaults(config: Config) -> Config:
     return config.model_copy(update={"policy": config.policy.model_copy(update=filled)})
 
 
-def _starts_here(config: Config) -> bool:
-    return config.cluster.any_remote and config.cluster.ray_address == "local"
+def _show_placement(plan: RunPlan, placement: Plan, cluster: Cluster, sizes: Sizes, console: Console) -> None:
+    """Print the place of each worker, the ways of weights, and memory."""
+    console.print("\n[bold]who sits where[/]" + ("" if placement.binding else ", for example: Ray decides") + "\n")
+    console.print(_slots_table(placement, cluster))
+    console.print()
+    for line in draw(placement, cluster, console.width):
+        console.print(line, markup=False, soft_wrap=True)
+    routes = routes_of(plan, sizes.weights)
+    if routes:
+        console.print("\n[bold]ways of weights[/], per push\n")
+        console.print(_routes_table(routes))
+        _print_busiest(routes, console)
+    console.print("\n[bold]memory[/], at least; activations, simulators and libraries come on top\n")
+    console.print(_memory_table(placement, cluster, memory_of(plan, sizes)))
 
 
-def _show_placement(
-    config: Config, cluster: Cluster, sizes: Sizes, rates: Rates, console: Console, *, described: bool
-) -> None:
-    try:
-        placed = plan_placement(config, cluster)
-    except PlacementError as error:
-        hint = "" if described else "\nThat is this machine; another cluster can be described with --cluster."
-        raise PlacementError(f"{error}{hint}") from None
-    memory = memory_of(config, sizes.weights, sizes.parameters, _transition_bytes(sizes))
-    step_bytes = sizes.observation + sizes.action + _COLUMN_BYTES
-    options = lookup("policy", config.policy.type).AlgoOptions
-    passes = getattr(options.model_validate(config.policy.algo_cfg), "update_epochs", 1) if options else 1
-    load = load_of(config, placed, sizes.weights, sizes.parameters, step_bytes, passes)
-    show_placement(config, placed, cluster, memory, load, rates, console)
-
-
-def _transition_bytes(sizes: Sizes) -> int:
-    return 2 * sizes.observation + sizes.action + _COLUMN_BYTES
-
-
-def env_meta(plan: WorkerPlan) -> EnvMeta:
-    """Build one env with a single row and ask it for its spaces."""
-    env_class, kind, *rest = plan.env[0].args
-    worker = EnvWorker(env_class, kind.model_copy(update={"num_envs": 1}), *rest)
-    try:
-        return worker.get_meta()
-    finally:
-        worker.close()
-
-
-def measure(config: Config, meta: EnvMeta) -> Sizes:
-    """Build the policy on the CPU and measure it and the spaces of the env."""
-    on_cpu = config.policy.model_copy(update={"train_num_gpus": 0.0, "eval_num_gpus": 0.0})
-    policy: BasePolicy = lookup("policy", config.policy.type)(on_cpu, PolicyRole.EVAL)
-    policy.init_eval(config.evaluation, meta)
-    tensors = [tensor for module in policy.get_trainable_parameters().values() for tensor in module.values()]
-    return Sizes(
-        observation=space_bytes(meta.observation_space),
-        action=space_bytes(meta.action_space),
-        weights=sum(tensor.numel() * tensor.element_size() for tensor in tensors),
-        parameters=sum(parameter.numel() for parameter in policy.parameters() if parameter.requires_grad),
-    )
-
-
-def space_bytes(space: gym.Space[Any]) -> int:
-    """Count the bytes of one element; float64 travels as float32.
-
-    >>> space_bytes(gym.spaces.Box(-1, 1, (3,), np.float64))
-    12
-    """
-    leaves = [np.asarray(leaf) for leaf in tree_leaves(space.sample())]
-    return sum(leaf.size * min(leaf.itemsize, 4) if leaf.dtype.kind == "f" else leaf.nbytes for leaf in leaves)
-
-
-def flows(config: Config, plan: WorkerPlan, sizes: Sizes) -> list[Flow]:
-    """List what travels in one epoch."""
-    rows = config.train.max_rollout_steps * config.num_envs
-    transition = _transition_bytes(sizes)
-    envs, actors, learners, shards = (_names(part) for part in (plan.env, plan.eval, plan.train, plan.buffer))
-
-    def flow(what: str, sender: str, sent: list[WorkerSpec], receiver: str, got: list[WorkerSpec], size: int) -> Flow:
-        return Flow(what, sender, receiver, _transport(sent, got), size)
-
-    if shares_processes(config):
-        collected = [
-            Flow("observations", envs, actors, _WITHIN, rows * sizes.observation),
-            Flow("actions", actors, envs, _WITHIN, rows * sizes.action),
-            flow("fragments of transitions", actors, plan.eval, shards, plan.buffer, rows * transition),
-        ]
-    else:
-        seen = rows * (sizes.observation + _COLUMN_BYTES)
-        collected = [
-            flow("observations", envs, plan.env, actors, plan.eval, rows * sizes.observation),
-            flow("actions", actors, plan.eval, envs, plan.env, rows * sizes.action),
-            flow("observations and rewards", envs, plan.env, shards, plan.buffer, seen),
-            flow("actions and their extras", actors, plan.eval, shards, plan.buffer, rows * sizes.action),
-        ]
-    return [
-        *collected,
-        flow("transitions", shards, plan.buffer, learners, plan.train, rows * transition),
-        _weight_flow(config, plan, sizes.weights),
-    ]
-
-
-def _weight_flow(config: Config, plan: WorkerPlan, num_bytes: int) -> Flow:
-    copies = 1 if config.policy.weight_buffer.buffer_strategy in ("Shared", "Sharded") else len(plan.eval)
-    return Flow("weights", _names(plan.train), _names(plan.eval), _weight_transport(config, plan), num_bytes * copies)
-
-
-def _weight_transport(config: Config, plan: WorkerPlan) -> str:
-    """Name the way of the weights if all workers of a kind live on one node."""
-    remote = {spec.remote for spec in (*plan.train, *plan.eval)}
-    if config.cluster.is_colocated:
-        return "handle of shared memory"
-    return transport(
-        config.policy.weight_buffer.buffer_strategy,
-        same_process=remote == {False},
-        intra_node=remote == {True},
-        node_memory=uses_node_memory(config.policy),
-    )
-
-
-def _transport(senders: Sequence[WorkerSpec], receivers: Sequence[WorkerSpec]) -> str:
-    remote = any(spec.remote for spec in (*senders, *receivers))
-    return "Ray's object store" if remote else _WITHIN
-
-
-def _names(specs: Sequence[WorkerSpec]) -> str:
-    """Name workers of one kind together: ``env[0..7]``."""
-    role = specs[0].name.partition("[")[0]
-    return f"{role}[0]" if len(specs) == 1 else f"{role}[0..{len(specs) - 1}]"
-
-
-def _workers_table(plan: WorkerPlan, config: Config) -> Table:
+def _workers_table(plan: RunPlan) -> Table:
     table = Table(box=None, pad_edge=False)
     for name in ("worker", "runs in", "CPUs", "GPUs"):
         table.add_column(name, justify="right" if name in ("CPUs", "GPUs") else "left")
+    config, workers = plan.config, plan.workers
     table.add_row("controller", "this process", "", "")
     ray = "a Ray of its own" if config.cluster.ray_address == "local" else f"Ray at {config.cluster.ray_address}"
-    for part in (plan.env, plan.eval_env, plan.train, plan.eval, plan.buffer):
+    for part in (workers.env, workers.eval_env, workers.train, workers.eval, workers.buffer):
         for _, group in groupby(part, key=lambda spec: (spec.remote, spec.num_cpus, spec.num_gpus)):
             specs = list(group)
             first, each = specs[0], " each" if len(specs) > 1 else ""
@@ -296,3 +202,111 @@ def _sizes_table(config: Config, meta: EnvMeta, sizes: Sizes) -> Table:
     ):
         table.add_row(label, escape(text))
     return table
+
+
+def _slots_table(plan: Plan, cluster: Cluster) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name in ("rank", "worker", "role", "node", "GPU", "share", "CPUs", "bundle", "pool"):
+        table.add_column(name, justify="right" if name in ("share", "CPUs") else "left")
+    for folded in fold(plan, cluster):
+        groups: dict[tuple[object, ...], list[Slot]] = {}
+        for slot in folded.slots:
+            key = (slot.role, slot.devices, slot.bundle, slot.cpus, slot.process == slot.worker)
+            groups.setdefault(key, []).append(slot)
+        for slots in groups.values():
+            first = slots[0]
+            hosts = sorted({slot.process for slot in slots if slot.process != slot.worker})
+            table.add_row(
+                spans([slot.rank for slot in slots]),
+                escape(f"{first.role}[{spans([index(slot) for slot in slots])}]"),
+                first.role,
+                first.node,
+                spans(first.devices) if first.devices else "",
+                f"{first.share:g}" if first.devices else "",
+                f"{first.cpus:g}" if not hosts else escape(f"in {', '.join(hosts[:2])}{', ..' if hosts[2:] else ''}"),
+                str(first.bundle),
+                first.pool,
+            )
+        if folded.alike and folded.slots:
+            table.add_row("", f"and as many on {node_names(folded.alike, cluster)}")
+    return table
+
+
+def _routes_table(routes: Sequence[WeightRoute]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name in ("from", "to", "how"):
+        table.add_column(name)
+    for name in ("over the network", "within the node"):
+        table.add_column(name, justify="right")
+    for route in routes[:_MOST_ROUTES]:
+        receivers = f"{len(route.receivers)} eval policies" if len(route.receivers) > 1 else route.receivers[0]
+        table.add_row(
+            escape(f"{route.sender} on {route.node}"),
+            escape(f"{receivers} on {route.target}"),
+            route.how,
+            readable(route.link_bytes) if route.link_bytes else "",
+            readable(route.node_bytes),
+        )
+    if len(routes) > _MOST_ROUTES:
+        table.add_row(f"and {len(routes) - _MOST_ROUTES} more")
+    return table
+
+
+def _print_busiest(routes: Sequence[WeightRoute], console: Console) -> None:
+    out, into = busiest(routes)
+    if out:
+        sender, receiver = max(out, key=lambda node: out[node]), max(into, key=lambda node: into[node])
+        console.print(
+            f"\nbusiest links: {readable(out[sender])} out of {sender}, {readable(into[receiver])} into {receiver}",
+            markup=False,
+        )
+
+
+def _memory_table(plan: Plan, cluster: Cluster, memory: Memory) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name in ("where", "who", "about", "of"):
+        table.add_column(name, justify="right" if name in ("about", "of") else "left")
+    shards = len(plan.of("buffer"))
+    for folded in fold(plan, cluster):
+        node = folded.node
+        also = f" (and {node_names(folded.alike, cluster)})" if folded.alike else ""
+        rows: dict[tuple[str, str], list[int]] = {}
+        for device in node.gpus:
+            users = [slot for slot in folded.slots if device in slot.devices]
+            counts = _counted(users)
+            about = f"{device_memory(folded.slots, device, memory):.2g} GB"
+            rows.setdefault((counts, about), []).append(device)
+        limit = node.gpu_memory_gb
+        for (counts, about), devices in rows.items():
+            if counts:
+                too_much = limit is not None and device_memory(folded.slots, devices[0], memory) > limit
+                table.add_row(
+                    f"{node.name} GPU {spans(devices)}{also}",
+                    counts,
+                    f"[bold red]{about}[/]" if too_much else about,
+                    f"{limit:g} GB" if limit is not None else "",
+                )
+        held = host_memory(folded.slots, shards, memory)
+        if folded.slots and held:
+            of = f"{node.memory_gb:g} GB" if node.memory_gb is not None else ""
+            table.add_row(f"{node.name} host{also}", "weights and data", readable(held * 1e9), of)
+    return table
+
+
+def _counted(slots: Sequence[Slot]) -> str:
+    roles = [slot.role for slot in slots]
+    return ", ".join(f"{roles.count(role)} {role}" for role in dict.fromkeys(roles))
+
+
+def readable(num_bytes: float) -> str:
+    """Write a number of bytes with a unit.
+
+    >>> readable(1234567)
+    '1.23 MB'
+    """
+    units = ("B", "kB", "MB", "GB", "TB")
+    for unit in units:
+        if num_bytes < 1000 or unit == units[-1]:
+            return f"{num_bytes:.3g} {unit}"
+        num_bytes /= 1000
+    raise AssertionError("the last unit takes any size")

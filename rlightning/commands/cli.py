@@ -173,7 +173,7 @@ def check(
     """Validate a configuration and show what it would do; nothing is started.
 
     Prints the resolved configuration, who would run where, what would be sent to whom, and the sizes of it; where
-    workers are processes of their own also who sits on which node and device, and what more nodes would cost.
+    workers are processes of their own also who sits on which node and device, the ways of weights, and memory.
 
     For example:
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from rlightning.assembly.assemble import assemble
-from rlightning.assembly.context import RunContext, current_run
+from rlightning.assembly.run import RunContext, current_context
 from rlightning.checkpoint import load_state
 from rlightning.commands.problems import EXIT_BAD_CONFIG, EXIT_INTERRUPTED, config_error_in, print_problems
 from rlightning.config import Config
@@ -52,7 +52,7 @@ def open_run(run: RunFolder, *, first_epoch: int = 0, resumed_at: int | None = N
         sink = run.open_sinks(resumed_at)
         trace_file = TraceFile(run.trace_path) if config.log.trace else None
         recorder = FolderRecorder(sink, run.checkpoints, config.train.keep_checkpoints, progress.update, trace_file)
-        token = current_run.set(RunContext(recorder, run.logs, run.path))
+        token = current_context.set(RunContext(recorder, run.logs, run.path))
         is_over = False
         try:
             yield
@@ -62,7 +62,7 @@ def open_run(run: RunFolder, *, first_epoch: int = 0, resumed_at: int | None = N
             logger.exception("the run failed", extra={"in_file_only": True})
             raise
         finally:
-            current_run.reset(token)
+            current_context.reset(token)
             try:
                 sink.close()
             except Exception as error:

@@ -8,13 +8,11 @@ from dataclasses import replace
 
 import ray
 
-from rlightning.assembly.seats import RunSeats, running_cluster
-from rlightning.assembly.workers import plan_workers
+from rlightning.assembly.run import Run, running_cluster
 from rlightning.config import ClusterConfig, Config, EnvConfig, EvalConfig, PolicyConfig
 from rlightning.errors import PlacementError
 from rlightning.placement.pools import as_pools
 from rlightning.runtime import as_handle, gather, ray_backend
-from rlightning.runtime.spawn import WorkerPool
 from tests.runtime.workers import Worker
 
 REMOTE = {"remote_env": True, "remote_eval": True, "remote_storage": True, "remote_train": True}
@@ -38,14 +36,13 @@ def config(address, strategy, env_strategy, **cluster):
 
 def land(made):
     """Start the workers of a run; give for each where it should be and where Ray says it is, and the ways of data."""
-    seats = RunSeats(made)
+    run = Run(made)
     names = [node.name for node in running_cluster(ray_backend.list_nodes()).nodes]
     ids = [node.node_id for node in ray_backend.list_nodes()]
-    specs = [replace(spec, cls=Worker, args=()) for spec in plan_workers(seats.config).all() if spec.remote]
-    pool = WorkerPool(made.cluster.ray_address, seats=seats)
-    try:
+    specs = [replace(spec, cls=Worker, args=()) for spec in run.plan.workers.all() if spec.remote]
+    with run.pool() as pool:
         handles = [as_handle(worker, spec.name) for worker, spec in zip(pool.start(specs), specs, strict=True)]
-        slots = {slot.worker: slot for slot in seats.plan.slots}
+        slots = {slot.worker: slot for slot in run.plan.placement.slots}
         wanted = {spec.name: [names.index(slots[spec.name].node), list(slots[spec.name].devices)] for spec in specs}
         used = gather([handle.call(Worker.get_gpus) for handle in handles], 200)
         found = {
@@ -56,15 +53,14 @@ def land(made):
         handles[place].call(Worker.exit)
         successor = as_handle(pool.replace(handles[place].target, specs[place]), "env[1]")
         replaced = [ids.index(successor.info().node), successor.call(Worker.get_gpus).result(200)]
-        routes = seats.routes()
-        pools = as_pools(seats.plan, running_cluster(ray_backend.list_nodes()))
-    finally:
-        pool.stop()
+        routes = run.plan.routes
+        pools = as_pools(run.plan.placement, running_cluster(ray_backend.list_nodes()))
+        run.close(pool)
     return {
         "wanted": wanted,
         "found": found,
         "replaced": replaced,
-        "routes": None if routes is None else [routes.env_shards, routes.learner_shards],
+        "routes": [routes.env_shards, routes.learner_shards],
     }, pools
 
 

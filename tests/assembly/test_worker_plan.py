@@ -1,7 +1,8 @@
 """Which workers a run has, before any is started."""
 
+from rlightning.assembly.plan import plan_run
+from rlightning.assembly.sizes import Sizes, flows
 from rlightning.assembly.workers import plan_workers
-from rlightning.commands.check import Sizes, flows
 from rlightning.config import Config
 
 
@@ -21,7 +22,7 @@ def test_env_workers_live_in_the_processes_of_the_policies_that_answer_them():
     assert not any(spec.remote for spec in plan.env)
     # Those of one process take turns on a CPU, and each has its share of a device.
     assert [(spec.num_cpus, spec.num_gpus) for spec in plan.eval] == [(2.0, 0.2), (2.0, 0.1)]
-    found = flows(config, plan, Sizes(observation=16, action=8, weights=100, parameters=25))
+    found = flows(plan_run(config), Sizes(observation=16, action=8, weights=100, parameters=25))
     # 128 steps of 12 sub-envs; a transition is two observations, an action, and 15 bytes of columns.
     rows = 128 * 12
     assert [(flow.what, flow.transport, flow.num_bytes) for flow in found[:3]] == [

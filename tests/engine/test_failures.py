@@ -110,7 +110,7 @@ def _cannot_close():
 
 @pytest.mark.parametrize("part", ["build_policy_group", "build_data_buffer", "build_eval_env_group"])
 def test_what_was_started_is_closed_if_the_rest_cannot_be(monkeypatch, part):
-    def fail(*args):
+    def fail(*args, **options):
         raise ValueError(f"no {part}")
 
     monkeypatch.setattr(sys.modules[assemble.__module__], part, fail)

@@ -1,8 +1,19 @@
 """What more nodes cost on paper, worked out by hand."""
 
+import sys
 from dataclasses import replace
+from pathlib import Path
 
-from rlightning.commands.scale import Load, Rates, estimate, estimates, moves
+from rlightning.assembly.plan import plan_run
+from rlightning.assembly.sizes import Sizes
+from rlightning.config import Config
+from tests.placement.makers import nodes
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+try:
+    from more_nodes import Load, Rates, estimate, estimates, load_of, moves
+finally:
+    sys.path.pop(0)
 
 LOAD = Load(
     learning_share=0.125,
@@ -76,3 +87,21 @@ def test_all_sizes_and_strategies_are_estimated_but_broadcasts_of_parts():
     assert {one.nodes for one in found} == {1, 8, 64, 1000}
     assert {one.strategy for one in found} == {"None", "Double", "Shared", "Sharded"}
     assert {one.strategy for one in estimates(replace(LOAD, broadcast=True))} == {"None", "Double", "Shared"}
+
+
+def test_the_load_of_a_node_is_that_of_the_plan():
+    remote = {"remote_env": True, "remote_eval": True, "remote_train": True, "remote_storage": True}
+    cluster = {"train_worker_num": 4, "eval_worker_num": 6, "buffer_worker_num": 2}
+    config = Config.model_validate(
+        {
+            "env": {"name": "CartPole-v1", "num_workers": 4},
+            "cluster": remote | cluster | {"placement": {"strategy": "disaggregate"}},
+            "policy": {"train_num_gpus": 1.0},
+        }
+    )
+    sizes = Sizes(observation=4, action=1, weights=100, parameters=20)
+    found = load_of(plan_run(config, nodes(4, gpus=2)), sizes, passes=3)
+    # 2 nodes learn, with 2 train policies and 1 shard each; 2 act, with 3 eval policies and 2 envs each.
+    assert (found.learning_share, found.trains, found.shards, found.evals, found.envs) == (0.5, 2, 1, 3, 2)
+    # 128 steps of 4 sub-envs are 2 minibatches of 256, three times over; a step is 4 + 1 bytes and 15 of columns.
+    assert (found.gradient_steps, found.gradient_bytes, found.steps, found.step_bytes) == (6, 80, 128, 20)

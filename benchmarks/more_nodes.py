@@ -1,14 +1,23 @@
 """What more nodes would cost: control calls and bytes per link of one update, and where the bottleneck moves.
 
-An estimate on paper. It counts what the code sends and divides by assumed rates; nothing is measured, and waiting,
-contention and the work itself are left out.
+An estimate on paper for 1, 8, 64 and 1,000 nodes like those of a plan. It counts what the code sends and divides by
+assumed rates; nothing is measured, and waiting, contention and the work itself are left out.
+
+    python benchmarks/more_nodes.py ppo_halfcheetah cluster=ray cluster.train_worker_num=4 --cluster nodes.yaml
 """
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+from rlightning.assembly.plan import RunPlan, plan_run
+from rlightning.assembly.sizes import LOCAL, Sizes, env_meta, measure
+from rlightning.commands.check import read_cluster, readable
+from rlightning.configuring.load import load_config
+from rlightning.registry import lookup
 from rlightning.weights.topology import STRATEGIES
 from rlightning.weights.traffic import busiest, weight_routes
 
@@ -99,6 +108,39 @@ class Estimate:
         return max(self.seconds, key=lambda name: self.seconds[name])
 
 
+def load_of(plan: RunPlan, sizes: Sizes, passes: int) -> Load:
+    """Sum up what each node of a plan does.
+
+    Args:
+        plan: The plan of a run on a cluster.
+        sizes: Sizes of what it moves.
+        passes: Passes of a learner over the data of an update.
+    """
+    config, workers = plan.config, plan.workers
+    placed = plan.nodes()
+    nodes = {
+        role: {placed.get(spec.name, LOCAL) for spec in specs}
+        for role, specs in (("train", workers.train), ("eval", workers.eval), ("env", workers.env))
+    }
+    learning, acting = nodes["train"], nodes["eval"] | nodes["env"]
+    mixed = bool(learning & acting)
+    rows = config.train.max_rollout_steps * config.num_envs
+    return Load(
+        learning_share=1.0 if mixed else len(learning) / len(learning | acting),
+        trains=config.cluster.train_worker_num / len(learning | acting if mixed else learning),
+        shards=len(workers.buffer) / len(learning | acting if mixed else learning),
+        evals=config.cluster.eval_worker_num / len(learning | acting if mixed else acting),
+        envs=config.num_env_workers / len(learning | acting if mixed else acting),
+        steps=config.train.max_rollout_steps,
+        step_bytes=sizes.step * config.num_envs // config.num_env_workers,
+        weight_bytes=sizes.weights,
+        gradient_bytes=4 * sizes.parameters,
+        gradient_steps=passes * max(1, -(-rows // config.train.batch_size)),
+        by_fragment=plan.by_fragment,
+        broadcast=plan.weights.is_broadcast,
+    )
+
+
 def estimate(load: Load, nodes: int, strategy: str, rates: Rates | None = None) -> Estimate:
     """Estimate one update.
 
@@ -184,3 +226,53 @@ def _placement(nodes: int, learning: int, trains: int, evals: int) -> dict[str, 
 def _receiving(strategy: str, routes: int, evals: int) -> int:
     """Count the calls that have weights received: one per eval policy, or one per node for all of them."""
     return routes if strategy == "Shared" else evals
+
+
+def _scale_lines(found: Sequence[Estimate]) -> list[str]:
+    """Write estimates in columns."""
+    head = ("nodes", "calls", "fragments", "out", "in", "copies", "data in", "gradients", "bottleneck")
+    rows: dict[tuple[tuple[str, ...], ...], list[str]] = {}
+    for strategy in dict.fromkeys(one.strategy for one in found):
+        mine = tuple(_scale_row(one) for one in found if one.strategy == strategy)
+        rows.setdefault(mine, []).append(strategy)
+    widths = [max(len(row[place]) for row in (head, *(row for group in rows for row in group))) for place in range(9)]
+
+    def line(row: Sequence[str]) -> str:
+        *numbers, last = row
+        return "  ".join([*(f"{text:>{wide}}" for text, wide in zip(numbers, widths, strict=False)), last])
+
+    lines = []
+    for group, strategies in rows.items():
+        lines += [f"weights by {', '.join(strategies)}", line(head), *map(line, group), ""]
+    return lines
+
+
+def _scale_row(one: Estimate) -> tuple[str, ...]:
+    sizes = (one.out_bytes, one.in_bytes, one.copy_bytes, one.data_bytes, one.gradient_bytes)
+    counts = (f"{one.nodes:,}", f"{one.calls:,}", f"{one.fragment_calls:,}")
+    return (*counts, *map(readable, sizes), f"{one.bottleneck}: {one.seconds[one.bottleneck]:.3g} s")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("preset", help="name of a preset, or path of a YAML file")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes to it")
+    parser.add_argument("--cluster", type=Path, required=True, help="file that describes a cluster")
+    options = parser.parse_args()
+    config = load_config(options.preset, options.overrides).config
+    cluster, description = read_cluster(options.cluster)
+    plan = plan_run(config, cluster)
+    declared = lookup("policy", config.policy.type).AlgoOptions
+    passes = getattr(declared.model_validate(config.policy.algo_cfg), "update_epochs", 1) if declared else 1
+    load = load_of(plan, measure(config, env_meta(plan.workers)), passes)
+    rates = Rates(link_gb_per_s=description.network_gb_per_s)
+    print(
+        f"an estimate at {rates.calls_per_s:g} calls/s, {rates.link_gb_per_s:g} GB/s per link, "
+        f"{rates.memory_gb_per_s:g} GB/s of copies\n"
+    )
+    for line in (*_scale_lines(estimates(load, rates)), "where the bottleneck moves:", *moves(load, rates)):
+        print(line)
+
+
+if __name__ == "__main__":
+    main()
