@@ -29,6 +29,11 @@ ENGINES: dict[str, type[BaseEngine]] = {"syncrl": SyncEngine, "rsl": RslEngine, 
 """Loops by ``engine``."""
 
 
+def trains(config: Config) -> bool:
+    """Return whether the loop of a configuration has epochs; otherwise it evaluates once."""
+    return ENGINES[config.engine] is not EvalEngine
+
+
 def build_env_group(config: Config, *, run: Run | None = None) -> EnvGroup:
     """Start the env workers of training, and with ``process-colocate`` the eval policies that they live with.
 

@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from rlightning.assembly.assemble import assemble
+from rlightning.assembly.assemble import assemble, trains
 from rlightning.assembly.run import RunContext, current_context
 from rlightning.checkpoint import load_state
 from rlightning.commands.problems import EXIT_BAD_CONFIG, EXIT_INTERRUPTED, config_error_in, print_problems
@@ -46,8 +46,7 @@ def open_run(run: RunFolder, *, first_epoch: int = 0, resumed_at: int | None = N
     """
     config = run.config
     log_to_console(config.log.level)
-    has_epochs = config.engine != "eval"
-    shown = ProgressDisplay(config.train.max_epochs, first_epoch, enabled=config.log.progress and has_epochs)
+    shown = ProgressDisplay(config.train.max_epochs, first_epoch, enabled=config.log.progress and trains(config))
     with _alone_in(run), shown as progress:
         sink = run.open_sinks(resumed_at)
         trace_file = TraceFile(run.trace_path) if config.log.trace else None
@@ -112,7 +111,7 @@ def train(loaded: LoadedConfig, console: Console | None = None) -> RunFolder:
     with _new_folder(loaded) as run, _told(run, console), open_run(run), assemble(run.config) as engine:
         engine.policy_group.check_extra_training_state()
         result = engine.run()
-    if run.config.engine == "eval" and result.evaluation is not None:
+    if not trains(run.config) and result.evaluation is not None:
         console.print(f"evaluated   initial weights, in {_short(run.path)}", soft_wrap=True, markup=False)
         console.print(result.evaluation.describe(), highlight=False)
     return run

@@ -92,24 +92,31 @@ def by_rank(requests: Sequence[WorkerRequest]) -> list[WorkerRequest]:
     return sorted(requests, key=lambda request: (ROLES.index(request.role), request.index))
 
 
-def tie_envs(requests: Sequence[WorkerRequest], env_strategy: str) -> list[WorkerRequest]:
+ENV_TIES: Mapping[str, Tie | None] = {
+    "default": None,
+    "node-affinity": "node",
+    "device-colocate": "device",
+    "process-colocate": "process",
+}
+"""``cluster.placement.env_strategy`` -> how close env workers sit to eval policies; None where they are not tied."""
+
+
+def tie_envs(requests: Sequence[WorkerRequest], tie: Tie) -> list[WorkerRequest]:
     """Tie each env worker to its eval policy: env worker i to eval policy i modulo their number, as they are routed.
 
     Without eval policies among the requests nobody is tied: then both are in the controller's process, or one is.
 
     Args:
         requests: All workers.
-        env_strategy: ``cluster.placement.env_strategy``.
+        tie: How close they sit.
 
     Raises:
         PlacementError: If a share of a device is missing.
     """
     evals = [request for request in by_rank(requests) if request.role == "eval"]
     envs = [request for request in by_rank(requests) if request.role == "env"]
-    if env_strategy == "default" or not evals or not envs:
+    if not evals or not envs:
         return list(requests)
-    ties: dict[str, Tie] = {"device-colocate": "device", "node-affinity": "node", "process-colocate": "process"}
-    tie = ties[env_strategy]
     if tie == "device":
         lacking = {request.role for request in (*evals, *envs) if not request.gpus}
         if lacking == {"eval", "env"} and not any(request.gpus for request in (*evals, *envs)):

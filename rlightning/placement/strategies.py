@@ -8,7 +8,7 @@ from rlightning.config import ClusterConfig
 from rlightning.placement.cluster import Cluster
 from rlightning.placement.manual import seats_in_pools
 from rlightning.placement.plan import Plan, Seat, make_plan
-from rlightning.placement.request import GRAIN, WorkerRequest, tie_envs, tie_evals
+from rlightning.placement.request import ENV_TIES, GRAIN, WorkerRequest, tie_envs, tie_evals
 from rlightning.placement.rooms import Room, Unit, units_of
 from rlightning.placement.seating import LEARNING, learners_and_shards, place_all, spread_with_learners_first
 from rlightning.placement.shortage import after, before, refuse
@@ -22,19 +22,16 @@ def choose_strategy(config: ClusterConfig) -> Strategy:
 
     Policies that are colocated (``cluster.is_colocated``) are not left to Ray: they are placed by "colocate".
     """
-    env_strategy = config.placement.env_strategy
-    pools = config.resource_pool
-    name = config.placement.strategy
-    if config.is_colocated and name == "default":
-        name = "colocate"
+    tie, pools = ENV_TIES[config.placement.env_strategy], config.resource_pool
 
     def manual(cluster: Cluster, requests: Sequence[WorkerRequest]) -> Plan:
         return _plan("manual", cluster, seats_in_pools(cluster, requests, pools))
 
-    place = manual if config.placement.mode == "manual" else STRATEGIES[name]
+    known = STRATEGIES | {"default": colocate} if config.is_colocated else STRATEGIES
+    place = {"manual": manual, "auto": known[config.placement.strategy]}[config.placement.mode]
 
     def strategy(cluster: Cluster, requests: Sequence[WorkerRequest]) -> Plan:
-        return place(cluster, tie_envs(requests, env_strategy))
+        return place(cluster, requests if tie is None else tie_envs(requests, tie))
 
     return strategy
 
