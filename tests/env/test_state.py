@@ -185,7 +185,6 @@ def test_what_never_changes_stays_as_it_is():
     kept = {
         "space": gym.spaces.Box(0, 1, (2,)),
         "function": print,
-        "part": functools.partial(print, 1),
         "cls": Thing,
         "module": np,
         "dtype": np.dtype("int8"),
@@ -219,45 +218,20 @@ def counter():
 
 
 class Opponent:
-    def __init__(self):
-        self.rng = np.random.default_rng(5)
-        self.moves = []
-
     def act(self):
-        self.moves.append(self.rng.uniform())
-        return sum(self.moves)
+        return self
 
 
-def append(items):
-    items.append(len(items))
-    return len(items)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [counter, lambda: Opponent().act, lambda: functools.partial(append, []), lambda: np.random.default_rng(3).random],
-    ids=["closure", "method", "partial", "builtin method"],
-)
-def test_what_a_function_holds_goes_on_too(make, tmp_path):
-    thing, fresh = Thing(call=make()), Thing(call=make())
-    thing.call(), thing.call()
-    save_state(tmp_path / "state", capture(thing))
-    expected = [thing.call() for _ in range(3)]
-    restore(load_state(tmp_path / "state"), fresh)
-    assert [fresh.call() for _ in range(3)] == expected
-
-
-def test_functions_that_refer_to_their_owner_are_restored_with_it():
+def test_methods_refer_to_the_restored_object():
     def owner(value):
         thing = Thing(value=value)
-        thing.tell = lambda: thing.value
         thing.act = Opponent.act.__get__(thing)
         return thing
 
     fresh = owner(1)
     restore(capture(owner(2)), fresh)
-    assert fresh.tell() == fresh.value == 2
-    assert fresh.act.__self__ is fresh
+    assert fresh.act() is fresh
+    assert fresh.value == 2
 
 
 SLICED = np.zeros(4)
@@ -267,7 +241,14 @@ SLICED = np.zeros(4)
     ("attributes", "reason"),
     [
         ({"fill": np.zeros(2).fill}, r"Thing\.fill is a builtins\.builtin_function_or_method"),
-        ({"call": functools.partial(print, (x for x in ()))}, r"Thing\.call\[1\]\[0\] is a builtins\.generator"),
+        ({"call": functools.partial(print, 1)}, r"Thing\.call is a functools\.partial"),
+        ({"call": counter()}, r"Thing\.call is a builtins\.function"),
+        ({"call": Opponent().act}, r"Thing\.call is a method of an object that is not stored before it"),
+        ({"call": np.random.default_rng(3).random}, r"Thing\.call is a method of an object that is not stored"),
+        (
+            {"view": np.asarray(memoryview(bytearray(2)))},
+            r"Thing\.view is an array in the memory of a builtins\.memoryview",
+        ),
         ({"lock": threading.Lock()}, r"Thing\.lock is a _thread\.lock"),
         ({"deep": {"items": [(x for x in ())]}}, r"Thing\.deep\[0\]\[0\] is a builtins\.generator"),
         ({"array": np.array([None])}, r"Thing\.array is an array of object"),
@@ -293,9 +274,6 @@ def test_what_cannot_be_described_makes_the_whole_object_not_stored(attributes, 
         (Thing(phase=Phase.REACH), Thing(phase=None)),
         (Thing(point=Point(1, 2)), Thing(point=None)),
         (Arm(), Thing()),
-        (Thing(call=counter()), Thing(call=Opponent().act)),
-        (Thing(call=Opponent().act), Thing(call=print)),
-        (Thing(call=functools.partial(append, [])), Thing(call=append)),
     ],
 )
 def test_a_state_of_another_object_is_refused(source, target):
