@@ -6,7 +6,8 @@ processes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import difflib
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -36,6 +37,16 @@ class Problem:
         if self.suggestion:
             text += f"; did you mean {self.suggestion!r}?"
         return f"{text} ({self.where})" if self.where else text
+
+
+def nearest_name(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """Return ``prefix`` and the known name that is most similar to ``name``; empty if none is similar.
+
+    >>> nearest_name("simpl", ["simple", "node_affinity"])
+    'simple'
+    """
+    nearest = difflib.get_close_matches(name, list(known), n=1)
+    return prefix + nearest[0] if nearest else ""
 
 
 class ConfigError(RLightningError, ValueError):

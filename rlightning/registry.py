@@ -9,12 +9,11 @@ Built-in entries are dotted names, so that nothing heavy is imported before it i
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
-from rlightning.errors import ConfigError, Problem
+from rlightning.errors import ConfigError, Problem, nearest_name
 
 Kind = Literal["policy", "simulator", "buffer", "mujoco_task", "tokenizer"]
 T = TypeVar("T")
@@ -82,15 +81,32 @@ def lookup(kind: Kind, name: str) -> Any:
     """
     entries = _ENTRIES[kind]
     if name not in entries:
-        nearest = difflib.get_close_matches(name, entries, n=1)
         known = ", ".join(sorted(entries))
         message = f"no {kind} is called {name!r}; known: {known}; your own need their module under imports:"
-        raise ConfigError(Problem(_OPTION[kind], message, suggestion=nearest[0] if nearest else ""))
+        raise ConfigError(Problem(_OPTION[kind], message, suggestion=nearest_name(name, entries)))
     entry = entries[name]
     if isinstance(entry, str):
         module, _, attribute = entry.partition(":")
         entry = getattr(importlib.import_module(module), attribute)
     return entry
+
+
+def import_named(module: str, name: str, option: str) -> Any:
+    """Import the module that a name in the configuration refers to.
+
+    Args:
+        module: The module.
+        name: The whole name, for the message.
+        option: Dotted path of the option with the name.
+
+    Raises:
+        ConfigError: If there is no such module.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        message = f"{name}: there is no module {error.name!r}; a file of your own goes under imports:"
+        raise ConfigError(Problem(option, message)) from error
 
 
 def names(kind: Kind) -> list[str]:

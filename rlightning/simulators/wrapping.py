@@ -1,9 +1,7 @@
-"""Wrappers of Gymnasium around each sub-env, by name."""
+"""Gymnasium wrappers around each sub-env, selected by name."""
 
 from __future__ import annotations
 
-import difflib
-import importlib
 import inspect
 from collections.abc import Sequence
 from copy import deepcopy
@@ -12,7 +10,8 @@ from typing import Any
 import gymnasium as gym
 
 from rlightning.config import EnvConfig, WrapperConfig
-from rlightning.errors import ConfigError, Problem
+from rlightning.errors import ConfigError, Problem, nearest_name
+from rlightning.registry import import_named
 
 _UNFIT = {
     "Autoreset": "env workers start the next episode themselves",
@@ -21,14 +20,14 @@ _UNFIT = {
     "JaxToTorch": "env workers take arrays of numpy",
     "NumpyToTorch": "env workers take arrays of numpy",
 }
-"""Wrappers of Gymnasium that change the interface, and why that does not fit."""
+"""Wrappers of Gymnasium that change the interface, and the reason why each is refused."""
 
 _REPEATS = {"AtariPreprocessing": "frame_skip", "MaxAndSkipObservation": "_skip", "RepeatAction": "num_repeats"}
-"""Wrappers that make several steps of the env for one, and where they keep how many."""
+"""Wrappers that make several env steps per step, and the attribute with the number of steps."""
 
 
 def steps_inside(env: gym.Env[Any, Any] | gym.vector.VectorEnv[Any, Any, Any]) -> int:
-    """Count the steps that the innermost env makes for one step of its wrappers."""
+    """Return the number of steps of the innermost env per step of its wrappers."""
     count = 1
     while isinstance(env, gym.Wrapper):
         count *= getattr(env, _REPEATS.get(type(env).__name__, ""), 1)
@@ -37,13 +36,13 @@ def steps_inside(env: gym.Env[Any, Any] | gym.vector.VectorEnv[Any, Any, Any]) -
 
 
 def wrap(env: gym.Env[Any, Any], config: EnvConfig) -> gym.Env[Any, Any]:
-    """Put the wrappers of ``config`` around an env, the first one innermost.
+    """Apply the wrappers of ``config`` to an env, the first one innermost.
 
     Raises:
         ConfigError: If a wrapper is not found, or cannot be built around the env.
     """
     for i, entry in enumerate(config.wrappers):
-        wrapper = _find(entry.name, f"env.wrappers.{i}")
+        wrapper = _find(entry.name, f"env.wrappers.{i}.name")
         try:
             env = wrapper(env, **deepcopy(entry.arguments))
         except gym.error.DependencyNotInstalled:
@@ -55,11 +54,12 @@ def wrap(env: gym.Env[Any, Any], config: EnvConfig) -> gym.Env[Any, Any]:
 
 
 def check_wrappers(config: EnvConfig) -> Sequence[Problem]:
-    """List the wrappers that are not found, and arguments that they do not have."""
+    """Return a problem for each wrapper that is not found, and for each argument that a wrapper lacks."""
     problems: list[Problem] = []
     for i, entry in enumerate(config.wrappers):
         try:
-            problems += _check_arguments(_find(entry.name, f"env.wrappers.{i}"), entry, f"env.wrappers.{i}.arguments")
+            wrapper = _find(entry.name, f"env.wrappers.{i}.name")
+            problems += _check_arguments(wrapper, entry, f"env.wrappers.{i}.arguments")
         except ConfigError as error:
             problems += error.problems
     if config.wrappers and config.vectorization == "native":
@@ -68,40 +68,35 @@ def check_wrappers(config: EnvConfig) -> Sequence[Problem]:
     return problems
 
 
-def _find(name: str, path: str) -> type[gym.Wrapper[Any, Any, Any, Any]]:
+def _find(name: str, option: str) -> type[gym.Wrapper[Any, Any, Any, Any]]:
     module, _, attribute = name.rpartition(":")
     if name in _UNFIT:
-        raise ConfigError(Problem(f"{path}.name", f"{name} cannot be used: {_UNFIT[name]}"))
+        raise ConfigError(Problem(option, f"{name} cannot be used: {_UNFIT[name]}"))
     if not module and name not in gym.wrappers.__all__:
-        nearest = difflib.get_close_matches(name, gym.wrappers.__all__, n=1)
         message = f"Gymnasium has no wrapper {name!r}; one of your own is named my_module:MyWrapper"
-        raise ConfigError(Problem(f"{path}.name", message, suggestion=nearest[0] if nearest else ""))
-    try:
-        home: Any = importlib.import_module(module) if module else gym.wrappers
-    except ModuleNotFoundError as error:
-        message = f"{name}: there is no module {error.name!r}; a file of your own goes under imports:"
-        raise ConfigError(Problem(f"{path}.name", message)) from error
-    found = getattr(home, attribute, None)
-    if not (inspect.isclass(found) and issubclass(found, gym.Wrapper)):
-        known = [
-            each for each, value in vars(home).items() if inspect.isclass(value) and issubclass(value, gym.Wrapper)
-        ]
-        nearest = difflib.get_close_matches(attribute, known, n=1)
-        suggestion = f"{module}:{nearest[0]}" if nearest else ""
-        raise ConfigError(Problem(f"{path}.name", f"{name} is no class of gymnasium.Wrapper", suggestion=suggestion))
-    return found
+        raise ConfigError(Problem(option, message, suggestion=nearest_name(name, gym.wrappers.__all__)))
+    namespace: Any = import_named(module, name, option) if module else gym.wrappers
+    found = getattr(namespace, attribute, None)
+    if not _is_wrapper(found):
+        known = [each for each, value in vars(namespace).items() if _is_wrapper(value)]
+        message = f"{name} is no class of gymnasium.Wrapper"
+        raise ConfigError(Problem(option, message, suggestion=nearest_name(attribute, known, f"{module}:")))
+    return found  # type: ignore[no-any-return]
 
 
-def _check_arguments(wrapper: type[Any], entry: WrapperConfig, path: str) -> Sequence[Problem]:
+def _is_wrapper(value: Any) -> bool:
+    return inspect.isclass(value) and issubclass(value, gym.Wrapper)
+
+
+def _check_arguments(wrapper: type[Any], entry: WrapperConfig, option: str) -> Sequence[Problem]:
     signature = inspect.signature(wrapper)
     known = list(signature.parameters)[1:]
     takes_any = any(one.kind is one.VAR_KEYWORD for one in signature.parameters.values())
     if unknown := [name for name in entry.arguments if not takes_any and name not in known]:
-        nearest = difflib.get_close_matches(unknown[0], known, n=1)
         message = f"{entry.name} has no argument {unknown[0]!r}; it has {', '.join(known) or 'none'}"
-        return [Problem(path, message, suggestion=f"{path}.{nearest[0]}" if nearest else "")]
+        return [Problem(option, message, suggestion=nearest_name(unknown[0], known, f"{option}."))]
     try:
         signature.bind(None, **entry.arguments)
     except TypeError as error:
-        return [Problem(path, f"{entry.name}: {error}")]
+        return [Problem(option, f"{entry.name}: {error}")]
     return ()
