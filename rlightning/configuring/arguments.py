@@ -13,8 +13,8 @@ from hydra.errors import HydraException
 
 from rlightning.configuring.compose import GroupChoice, group_options, is_group
 from rlightning.configuring.sources import Sources, join
-from rlightning.configuring.suggest import nearest_name, nearest_option
-from rlightning.errors import Problem
+from rlightning.configuring.suggest import nearest_option
+from rlightning.errors import Problem, nearest_name
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlightning.configuring.sources import Sources, display, parse_yaml
-from rlightning.configuring.suggest import nearest_name
-from rlightning.errors import ConfigError, Problem
+from rlightning.errors import ConfigError, Problem, nearest_name
 
 PACKAGE_CONF = Path(__file__).parents[1] / "conf"
 """The presets and groups that ship with the package."""

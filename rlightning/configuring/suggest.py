@@ -95,15 +95,6 @@ def nearest_option(path: str, extra: Iterable[str] = (), model: type[BaseModel] 
     return best
 
 
-def nearest_name(name: str, known: Iterable[str]) -> str:
-    """Find the name that is most like ``name``; empty if none is.
-
-    >>> nearest_name("simpl", ["simple", "node_affinity"])
-    'simple'
-    """
-    return next(iter(difflib.get_close_matches(str(name), list(known), n=1)), "")
-
-
 def _holds_named_sections(option: str, model: type[BaseModel]) -> bool:
     section: type[BaseModel] = model
     *outer, name = option.split(".")

@@ -14,9 +14,9 @@ from pydantic_core import ErrorDetails
 from rlightning import registry
 from rlightning.config import Config, EnvConfig
 from rlightning.configuring.sources import join
-from rlightning.configuring.suggest import nearest_name, nearest_option, options, schema_path_of
+from rlightning.configuring.suggest import nearest_option, options, schema_path_of
 from rlightning.configuring.supported import PLANNED, contradictions, not_yet
-from rlightning.errors import Problem
+from rlightning.errors import Problem, nearest_name
 
 _SECTIONS = {"policy.model_cfg": "ModelOptions", "policy.algo_cfg": "AlgoOptions"}
 """Free sections, and the attribute of a policy class that describes them."""

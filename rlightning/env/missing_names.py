@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 from collections.abc import Collection
+
+from rlightning.errors import nearest_name
 
 _log = logging.getLogger(__name__)
 
@@ -19,6 +20,6 @@ class MissingNames:
         """Log that a name is not among those that are known, the first time."""
         if name not in self._told:
             self._told.add(name)
-            nearest = difflib.get_close_matches(name, known, n=1)
-            meant = f"; did you mean {nearest[0]}?" if nearest else ""
+            nearest = nearest_name(name, known)
+            meant = f"; did you mean {nearest}?" if nearest else ""
             _log.warning("env.logged_info: no %r in info, which has %s%s", name, ", ".join(known) or "none", meant)

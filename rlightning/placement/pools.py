@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from rlightning.config import PoolConfig
+from rlightning.errors import nearest_name
 from rlightning.placement.cluster import Cluster, Node
 from rlightning.placement.plan import Plan, Slot
 from rlightning.placement.request import ROLES
@@ -222,8 +222,8 @@ def _choose_nodes(cluster: Cluster, configs: Mapping[str, PoolConfig], problems:
             continue
         unknown = [node for node in config.node_ids if node not in by_name]
         for node in unknown:
-            near = difflib.get_close_matches(node, list(by_name), n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            near = nearest_name(node, by_name)
+            hint = f"; did you mean {near!r}?" if near else ""
             problems.append(
                 f"{OPTION}.{name}.node_ids names {node!r}, and the cluster has no such node: {cluster.describe()}{hint}"
             )

@@ -1,1 +1,1 @@
-"""Envs that come with the package; found by name, imported only when used."""
+"""Envs that come with the package, selected by name and imported on first use."""

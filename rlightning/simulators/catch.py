@@ -1,4 +1,4 @@
-"""A pixel task without dependencies: catch falling balls with a paddle. Importing this module registers it."""
+"""A pixel task without dependencies: a paddle catches falling balls. Importing this module registers the task."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Numbers = np.ndarray[Any, np.dtype[Any]]
 
 
 class CatchVectorEnv(gym.vector.VectorEnv[Image, Numbers, Numbers]):
-    """Balls fall one after the other, drifting sideways and bouncing off the walls; a paddle moves along the bottom.
+    """Balls fall in turn, drift sideways and bounce off the walls; a paddle moves along the bottom.
 
-    Observation: an image [1, size, size] uint8 of 0 (nothing) and 255 (the ball, 3x3, and the paddle, 7 wide).
-    Action: 0 moves the paddle left, 1 keeps it, 2 moves it right, by 2 columns.
-    Reward: +1 where a ball lands on the paddle, -1 where it lands beside it, otherwise 0.
-    An episode is over after ``balls`` balls, so that its return lies in [-balls, balls]: an episode of the default
-    size lasts 160 steps, acting at random returns about -5 and following the ball returns 8.
+    Observation: an image [1, size, size] uint8 of 0 (background) and 255 (the ball, 3x3, and the paddle, 7 wide).
+    Action: 0 moves the paddle left by 2 columns, 1 does not move it, 2 moves it right by 2 columns.
+    Reward: +1 when a ball lands on the paddle, -1 when it lands beside it, otherwise 0.
+    An episode ends after ``balls`` balls, so that its return is in [-balls, balls]. With the defaults it lasts 160
+    steps; a random policy returns about -5, and a policy that follows the ball returns 8.
 
     Args:
         num_envs: N.
@@ -32,7 +32,7 @@ class CatchVectorEnv(gym.vector.VectorEnv[Image, Numbers, Numbers]):
         render_mode: "rgb_array" or None.
     """
 
-    metadata = {  # noqa: RUF012 - Gymnasium declares it so
+    metadata = {  # noqa: RUF012 - as Gymnasium declares it
         "render_modes": ["rgb_array"],
         "render_fps": 30,
         "autoreset_mode": AutoresetMode.SAME_STEP,
@@ -40,7 +40,7 @@ class CatchVectorEnv(gym.vector.VectorEnv[Image, Numbers, Numbers]):
     FALL: Final = 2
     """Rows that a ball falls per step."""
     MAX_DRIFT: Final = 1.5
-    """Columns that a ball moves sideways per step, at most; less than the paddle's speed."""
+    """Largest number of columns that a ball moves sideways per step; less than the paddle's speed."""
     SPEED: Final = 2
     """Columns that the paddle moves per step."""
     REACH: Final = 3
@@ -80,7 +80,7 @@ class CatchVectorEnv(gym.vector.VectorEnv[Image, Numbers, Numbers]):
         margin, last_row = self.REACH, self.size - 2
         self._paddle = np.clip(self._paddle + self.SPEED * (actions - 1), margin, self.size - 1 - margin)
         self._x += self._drift
-        # A ball keeps one column from the walls, because it is three columns wide.
+        # A ball is three columns wide, so its centre stays one column away from the walls.
         over, under = self._x > self.size - 2, self._x < 1
         self._drift = np.where(over | under, -self._drift, self._drift)
         self._x = np.where(over, 2 * (self.size - 2) - self._x, np.where(under, 2 - self._x, self._x))
@@ -108,7 +108,7 @@ class CatchVectorEnv(gym.vector.VectorEnv[Image, Numbers, Numbers]):
         return self._draw(), reward, terminated, truncated, info
 
     def render(self) -> tuple[Image, ...] | None:
-        """Draw all rows, enlarged: N images [8 size, 8 size, 3]."""
+        """Render all rows, enlarged: N images [8 size, 8 size, 3]."""
         if self.render_mode is None:
             return None
         frames = self._draw().reshape(self.num_envs, self.size, self.size, 1)

@@ -1,4 +1,4 @@
-"""What envs say in ``info`` when an episode ends."""
+"""Numbers in ``info`` at the end of an episode."""
 
 from __future__ import annotations
 
@@ -13,48 +13,48 @@ from rlightning.errors import ShapeError
 
 
 class EpisodeInfo:
-    """Picks the numbers of some names from the ``info`` of rows whose episode ended.
+    """Selects numbers by name from the ``info`` of rows whose episode ended.
 
     Args:
-        asked: Names that the user asked for; one that ``info`` lacks is logged once.
-        usual: Names that are taken where they are there.
+        required: Names that the user configured; a name that ``info`` lacks is logged once.
+        optional: Names that are selected if ``info`` has them.
         num_envs: N.
     """
 
-    def __init__(self, asked: Sequence[str] = (), usual: Sequence[str] = (), num_envs: int = 1) -> None:
-        self._asked, self._num_envs = tuple(asked), num_envs
-        self.names = tuple(dict.fromkeys((*asked, *usual)))
+    def __init__(self, required: Sequence[str] = (), optional: Sequence[str] = (), num_envs: int = 1) -> None:
+        self._required, self._num_envs = tuple(required), num_envs
+        self.names = tuple(dict.fromkeys((*required, *optional)))
         self._missing = MissingNames()
 
     def pick(self, infos: Mapping[int, Mapping[str, Any]]) -> dict[str, np.ndarray[Any, Any]]:
-        """Collect the numbers.
+        """Select the numbers.
 
         Args:
-            infos: Row -> what its env said of the last step of its episode.
+            infos: ``info`` of the last step of an episode, by row.
 
         Returns:
-            Name -> [N] float64, NaN in rows that did not end or say nothing. Has all names that were asked for, and
-            the usual ones that are there.
+            [N] float64 by name; NaN in rows whose episode did not end or whose ``info`` lacks the name. Contains every
+            required name, and each optional name that some row has.
 
         Raises:
-            ShapeError: If what has such a name is no number; names the sub-env.
+            ShapeError: If a value is not a number; the message names the sub-env.
         """
-        if not self._asked and not any(infos.values()):
+        if not self._required and not any(infos.values()):
             return {}
-        picked = {name: np.full(self._num_envs, math.nan) for name in self._asked}
+        picked = {name: np.full(self._num_envs, math.nan) for name in self._required}
         for row, info in infos.items():
             for name in self.names:
                 if name in info:
                     picked.setdefault(name, np.full(self._num_envs, math.nan))[row] = _number(
                         info[name], f"info[{name!r}] of sub-env {row}"
                     )
-                elif name in self._asked:
+                elif name in self._required:
                     self._missing.tell(name, info)
         return picked
 
 
-def _number(value: Any, what: str) -> float:
+def _number(value: Any, label: str) -> float:
     array = np.asarray(value)
     if array.size != 1 or array.dtype.kind not in "biuf":
-        raise ShapeError(f"{what} is a {type(value).__name__} and no number: {value!r}")
+        raise ShapeError(f"{label} is a {type(value).__name__} and no number: {value!r}")
     return float(array.item())

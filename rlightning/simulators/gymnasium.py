@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import re
@@ -19,8 +18,8 @@ from rlightning.config import EnvConfig
 from rlightning.env.base_env import BaseEnv
 from rlightning.env.env_worker import SUCCESS
 from rlightning.env.text import TextAsTokens, has_text
-from rlightning.errors import ConfigError, MissingDependency, Problem
-from rlightning.registry import listed
+from rlightning.errors import ConfigError, MissingDependency, Problem, nearest_name
+from rlightning.registry import import_named, listed
 from rlightning.simulators.episode_info import EpisodeInfo
 from rlightning.simulators.loop import EnvLoop
 from rlightning.simulators.mujoco.drawing import prepare_to_draw
@@ -32,56 +31,54 @@ from rlightning.types import EnvMeta, EnvRet, PolicyResponse
 
 _OWN_NAMESPACE = "rlightning/"
 _OWN_MODULE = "rlightning.simulators.catch"
-"""Registers the ids of our own namespace when it is imported."""
+"""Module that registers the ids of this package's namespace on import."""
 
 
 class GymnasiumEnv(BaseEnv):
-    """Any env of Gymnasium: a registered id, or a user's own class.
+    """Any env of Gymnasium: a registered id, or a user's class.
 
     ``config.name`` is an id (``HalfCheetah-v5``), an id with the module that registers it (``my_module:MyEnv-v0``), or
-    an entry point (``my_module:MyEnv``): a ``gymnasium.Env`` class, a ``gymnasium.vector.VectorEnv`` class, or a
-    function that builds one; a function with an argument ``num_envs`` is taken to build a vector env.
+    an entry point (``my_module:MyEnv``). An entry point is a ``gymnasium.Env`` class, a ``gymnasium.vector.VectorEnv``
+    class, or a function that builds one of these; a function with an argument ``num_envs`` builds a vector env.
     ``config.env_kwargs`` are its arguments. Texts in the observations of plain envs become token ids (``config.text``).
 
-    For ``render`` give ``render_mode: rgb_array`` under ``env_kwargs``. MuJoCo draws without a screen where the
-    environment variable ``MUJOCO_GL`` is ``egl`` or ``osmesa``; it is read when the first frame is drawn.
+    ``render`` needs ``render_mode: rgb_array`` under ``env_kwargs``. MuJoCo renders without a display if the
+    environment variable ``MUJOCO_GL`` is ``egl`` or ``osmesa``; it is read when the first frame is rendered.
 
     Raises:
-        ConfigError: If there is no such env, or it cannot be vectorised or limited as asked.
+        ConfigError: If there is no such env, or if it does not support the configured vectorization or time limit.
         MissingDependency: If a package that the env needs is not installed.
-        UnsupportedSpace: If a space of the env is no array of fixed shape, nor a dict or tuple of them.
+        UnsupportedSpace: If a space of the env is not an array of fixed shape, nor a dict or tuple of such arrays.
     """
 
     def __init__(self, config: EnvConfig) -> None:
         super().__init__(config)
         try:
-            source = _find(config.name)
-            self._rows = source.build(config)
+            factory = _find(config.name)
+            self._rows = rows = factory.build(config)
         except gym.error.DependencyNotInstalled as error:
             raise MissingDependency(f"{config.name} needs a package that is not installed: {error}") from error
-        limit = config.max_episode_steps or source.time_limit
-        self.meta = EnvMeta(
-            config.name, self._rows.observation_space, self._rows.action_space, self._rows.num_envs, limit
-        )
-        self.resets_with_next_step = getattr(self._rows, "resets_with_next_step", False)
+        limit = config.max_episode_steps or factory.time_limit
+        self.meta = EnvMeta(config.name, rows.observation_space, rows.action_space, rows.num_envs, limit)
+        self.resets_with_next_step = rows.resets_with_next_step
         self.render_fps = self._read_fps()
         self._models = self._digest_models()
-        self._is_drawn = False
+        self._is_rendering = False
 
     @classmethod
     def check(cls, config: EnvConfig) -> Sequence[Problem]:
-        wrong = list(check_wrappers(config))
+        problems = list(check_wrappers(config))
         try:
             found = _look_up(config.name)
         except ConfigError as error:
-            return [*error.problems, *wrong]
-        if not isinstance(found, EnvSpec) and not _may_be_called(found):
+            return [*error.problems, *problems]
+        if not isinstance(found, EnvSpec) and not _is_allowed(found):
             message = (
                 f"{config.name} is no class of envs, so that it is not called; a function that builds envs is taken "
                 f"from a module of yours that is listed under imports"
             )
-            wrong.insert(0, Problem("env.name", message))
-        return wrong
+            problems.insert(0, Problem("env.name", message))
+        return problems
 
     def reset(self, seed: Sequence[int] | None = None, options: dict[str, Any] | None = None) -> EnvRet:
         return self._rows.reset(seed, options)
@@ -94,48 +91,42 @@ class GymnasiumEnv(BaseEnv):
 
     def render(self) -> np.ndarray[Any, Any] | None:
         try:
-            if not self._is_drawn:
-                for env in self._envs():
+            if not self._is_rendering:
+                for env in self._rows.envs:
                     prepare_to_draw(env.unwrapped)
-                self._is_drawn = True
+                self._is_rendering = True
             frame = self._rows.render()
         except gym.error.DependencyNotInstalled as error:
             raise MissingDependency(f"drawing {self.config.name} needs a package: {error}") from error
         return None if frame is None else np.array(frame)
 
     def get_state(self) -> dict[str, Any] | None:
-        # A MuJoCo model is not part of the state, since it is the same in every run, unless the env changes it.
+        # A MuJoCo model is not part of the state: it is the same in every run, unless the env changes it.
         return super().get_state() if self._digest_models() == self._models else None
 
     def _read_fps(self) -> float | None:
-        env = self._rows.envs[0] if isinstance(self._rows, EnvLoop) else self._rows.env
+        env = self._rows.env
         fps, dt = (env.metadata or {}).get("render_fps"), getattr(env.unwrapped, "dt", None)
         if not fps and isinstance(dt, int | float) and dt > 0:
             fps = 1.0 / dt
         return float(fps) / steps_inside(env) if fps else None
 
     def _digest_models(self) -> list[str]:
-        return [model_digest(env.unwrapped) for env in self._envs()]
-
-    def _envs(self) -> list[Any]:
-        """List the plain envs; a native vector env has none."""
-        if isinstance(self._rows, EnvLoop):
-            return self._rows.envs
-        return list(getattr(self._rows.env.unwrapped, "envs", []))
+        return [model_digest(env.unwrapped) for env in self._rows.envs]
 
 
 @dataclass(frozen=True, slots=True)
-class _Source:
-    """How to build the sub-envs of one name.
+class _EnvFactory:
+    """Builds the sub-envs of one name.
 
     Attributes:
-        name: Its name in the configuration.
-        single: Builds one plain env; called with a time limit (or None) and the env's arguments. None where there is
-            a vector env only.
-        native: Builds a vector env; called with ``num_envs`` and the env's arguments. None where there is none.
+        name: The name in the configuration.
+        single: Builds one plain env; called with a time limit (or None) and the env's arguments. None if there is only
+            a vector env.
+        native: Builds a vector env; called with ``num_envs`` and the env's arguments. None if there is no vector env.
         native_kwargs: Registered arguments of ``native``.
         time_limit: The registered time limit.
-        arguments: Names of the arguments of what is built, as far as they are known.
+        arguments: Names of the env's arguments, as far as they are known.
     """
 
     name: str
@@ -146,7 +137,7 @@ class _Source:
     arguments: Sequence[str] = ()
 
     def build(self, config: EnvConfig) -> EnvLoop | VectorRows:
-        """Build the sub-envs that ``config`` asks for."""
+        """Build the sub-envs of a configuration."""
         limit = config.max_episode_steps or self.time_limit
         if self._is_native(config, limit):
             return self._build_native(config, limit)
@@ -192,8 +183,7 @@ class _Source:
                 env = creator(**kwargs)
         except TypeError as error:
             misspelt = re.search(r"unexpected keyword argument '(\w+)'", str(error))
-            nearest = difflib.get_close_matches(misspelt[1], self.arguments, n=1) if misspelt else []
-            suggestion = f"env.env_kwargs.{nearest[0]}" if nearest else ""
+            suggestion = nearest_name(misspelt[1], self.arguments, "env.env_kwargs.") if misspelt else ""
             message = f"{self.name} cannot be built: {error}"
             raise ConfigError(Problem("env.env_kwargs", message, suggestion=suggestion)) from error
         if not isinstance(env, wanted):
@@ -202,7 +192,7 @@ class _Source:
         return env
 
     def _takes(self, kwargs: dict[str, Any]) -> bool:
-        """Tell whether the native vector env has these arguments."""
+        """Whether the native vector env has these arguments."""
         assert self.native is not None
         try:
             inspect.signature(self.native).bind(num_envs=1, **{**self.native_kwargs, **kwargs})
@@ -219,14 +209,13 @@ def _limited(limit: int | None) -> dict[str, int]:
     return {} if limit is None else {"max_episode_steps": limit}
 
 
-def _find(name: str) -> _Source:
-    """Find what a name stands for: an entry point, or an id that a module may have to register first."""
+def _find(name: str) -> _EnvFactory:
     found = _look_up(name)
     return _from_spec(name, found) if isinstance(found, EnvSpec) else _from_entry_point(name, found)
 
 
 def _look_up(name: str) -> EnvSpec | Callable[..., Any]:
-    """Find what a name stands for without a call of it; modules are imported.
+    """Return the entry point or the spec of a name, without calling it; imports the modules that it names.
 
     Raises:
         ConfigError: If there is no such env.
@@ -236,7 +225,7 @@ def _look_up(name: str) -> EnvSpec | Callable[..., Any]:
         importlib.import_module(_OWN_MODULE)
     own: list[str] = []
     if module:
-        target: Any = _import(module, name)
+        target: Any = import_named(module, name, "env.name")
         own = [f"{module}:{each}" for each, value in vars(target).items() if callable(value)]
         for part in attribute.split("."):
             target = getattr(target, part, None)
@@ -245,52 +234,38 @@ def _look_up(name: str) -> EnvSpec | Callable[..., Any]:
     try:
         return gym.spec(attribute)
     except gym.error.Error as error:
-        nearest = difflib.get_close_matches(attribute, gym.registry, n=1) or difflib.get_close_matches(name, own, n=1)
-        raise ConfigError(
-            Problem(
-                "env.name",
-                f"Gymnasium has no env {name!r} ({error}); an env of your own is named my_module:MyEnv",
-                suggestion=nearest[0] if nearest else "",
-            )
-        ) from error
+        suggestion = nearest_name(attribute, gym.registry) or nearest_name(name, own)
+        message = f"Gymnasium has no env {name!r} ({error}); an env of your own is named my_module:MyEnv"
+        raise ConfigError(Problem("env.name", message, suggestion=suggestion)) from error
 
 
-def _may_be_called(target: Any) -> bool:
-    """Tell whether a configuration may name something: an env class, or a function of a module under ``imports``."""
+def _is_allowed(target: Any) -> bool:
+    """Whether a configuration may call an object: an env class, or a function of a module under ``imports``."""
     if inspect.isclass(target):
         return issubclass(target, gym.Env | gym.vector.VectorEnv)
     module = str(getattr(target, "__module__", ""))
     return inspect.isroutine(target) and any(f"{module}.".startswith(f"{each}.") for each in listed)
 
 
-def _import(module: str, name: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            Problem("env.name", f"{name}: there is no module {error.name!r}; a file of your own goes under imports:")
-        ) from error
-
-
-def _from_entry_point(name: str, target: Callable[..., Any]) -> _Source:
+def _from_entry_point(name: str, target: Callable[..., Any]) -> _EnvFactory:
     if inspect.isclass(target):
         is_vector = issubclass(target, gym.vector.VectorEnv)
     else:
         is_vector = "num_envs" in inspect.signature(target).parameters
     if is_vector:
-        return _Source(name, None, target, arguments=_argument_names(target))
+        return _EnvFactory(name, None, target, arguments=_argument_names(target))
 
     def single(time_limit: int | None, **kwargs: Any) -> Any:
         env = target(**kwargs)
         return env if time_limit is None else gym.wrappers.TimeLimit(env, time_limit)
 
-    return _Source(name, single, None, arguments=_argument_names(target))
+    return _EnvFactory(name, single, None, arguments=_argument_names(target))
 
 
-def _from_spec(name: str, spec: EnvSpec) -> _Source:
+def _from_spec(name: str, spec: EnvSpec) -> _EnvFactory:
     single, native, arguments = None, None, list[str]()
     if spec.entry_point is not None:
-        # Loaded now, so that what it imports is there before models are loaded quietly.
+        # Loaded now, so that MuJoCo is imported before ``quiet_loading`` looks for it.
         arguments = _argument_names(_creator(spec.entry_point))
 
         def single(time_limit: int | None, **kwargs: Any) -> Any:
@@ -298,13 +273,13 @@ def _from_spec(name: str, spec: EnvSpec) -> _Source:
 
     if spec.vector_entry_point is not None and not spec.additional_wrappers:
         native = _creator(spec.vector_entry_point)
-    return _Source(name, single, native, spec.kwargs, spec.max_episode_steps, arguments or _argument_names(native))
+    return _EnvFactory(name, single, native, spec.kwargs, spec.max_episode_steps, arguments or _argument_names(native))
 
 
 def _argument_names(creator: Callable[..., Any] | None) -> list[str]:
     try:
         return [] if creator is None else list(inspect.signature(creator).parameters)
-    except (TypeError, ValueError):  # it is not written in Python
+    except (TypeError, ValueError):  # not written in Python
         return []
 
 

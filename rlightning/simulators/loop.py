@@ -1,4 +1,4 @@
-"""Plain Gymnasium envs, stepped one after the other."""
+"""A loop over plain Gymnasium envs."""
 
 from __future__ import annotations
 
@@ -18,24 +18,30 @@ from rlightning.types.tree import tree_map
 
 
 class EnvLoop:
-    """N plain envs; one whose episode ends is reset in the same step.
+    """Steps N plain envs in turn; an env whose episode ends is reset in the same step.
 
-    Leaner than Gymnasium's own loop, which gathers every number of every ``info``.
+    Faster than Gymnasium's ``SyncVectorEnv``, which collects every entry of every ``info``.
 
     Attributes:
         envs: The envs, with equal spaces.
-        observation_space, action_space: Of one env.
+        env: The first env.
+        observation_space, action_space: Spaces of one env.
         num_envs: N.
+
+    Args:
+        envs: The envs.
+        info: Selection of the numbers in ``info`` at the end of an episode.
 
     Raises:
         ConfigError: If the envs differ in their spaces.
     """
 
+    resets_with_next_step = False
+
     def __init__(self, envs: Sequence[gym.Env[Any, Any]], info: EpisodeInfo | None = None) -> None:
-        """Take the envs, and what is picked from ``info`` at the end of an episode."""
-        self.envs = list(envs)
-        self.num_envs = len(self.envs)
-        self.observation_space, self.action_space = self.envs[0].observation_space, self.envs[0].action_space
+        self.envs: list[Any] = list(envs)
+        self.env, self.num_envs = self.envs[0], len(self.envs)
+        self.observation_space, self.action_space = self.env.observation_space, self.env.action_space
         for i, env in enumerate(self.envs):
             if env.observation_space != self.observation_space or env.action_space != self.action_space:
                 raise ConfigError(Problem("env.name", f"sub-env {i} has other spaces than sub-env 0: {env}"))
@@ -54,10 +60,10 @@ class EnvLoop:
                     seed_spaces(env, seeds[i])
                 observation, _ = env.reset(seed=None if seeds is None else seeds[i], options=deepcopy(options))
                 write_row(self._rows, i, observation, self._leaves)
-            except ShapeError:  # it names the sub-env
+            except ShapeError:  # its message names the sub-env
                 raise
             except (Exception, SystemExit) as error:
-                raise _blame(error, i) from error
+                raise _sub_env_error(error, i) from error
         return EnvRet.from_reset(self._rows, self.num_envs)
 
     def step(self, action: Tree) -> EnvRet:
@@ -67,7 +73,7 @@ class EnvLoop:
             action: [N, ...] of the action space's dtype.
 
         Returns:
-            The result; the next call writes into the same observation.
+            The result. The next call overwrites its observation.
         """
         n, rows, leaves, final = self.num_envs, self._rows, self._leaves, None
         infos: dict[int, Any] = {}
@@ -88,24 +94,24 @@ class EnvLoop:
                     observation, _ = env.reset()
                 write_row(rows, i, observation, leaves)
             last_info = self._info.pick(infos) if infos else {}
-        except ShapeError:  # it names the sub-env
+        except ShapeError:  # its message names the sub-env
             raise
         except (Exception, SystemExit) as error:
-            raise _blame(error, i) from error
+            raise _sub_env_error(error, i) from error
         return EnvRet(rows, reward, terminated, truncated, self._never, final, last_info)
 
     def render(self) -> Any:
-        """Draw the first env."""
-        return self.envs[0].render()
+        """Render the first env."""
+        return self.env.render()
 
     def close(self) -> None:
-        """Close every env, also after one that fails to; the first failure is raised in the end."""
+        """Close every env, also after a failure; then raise the first failure."""
         failures: list[WorkerError] = []
         for i, env in enumerate(self.envs):
             try:
                 env.close()
             except (Exception, SystemExit) as error:
-                failures.append(_blame(error, i))
+                failures.append(_sub_env_error(error, i))
                 failures[-1].__cause__ = error
         if failures:
             raise failures[0]
@@ -113,21 +119,21 @@ class EnvLoop:
     def _split(self, action: Tree) -> Sequence[Any]:
         if self._is_discrete:
             return action.tolist()  # type: ignore[no-any-return]
-        # An env may keep its row, or write into it: rows of one array would tie the sub-envs together.
+        # An env may store its row, or write into it, so rows must not share memory.
         if isinstance(self._action_leaves, Leaf):
             return [row.copy() for row in action]
         return [tree_map(lambda leaf, i=i: leaf[i].copy(), action) for i in range(self.num_envs)]
 
 
-def _flag(value: Any, what: str) -> bool:
-    """Read a flag; what is neither true nor false, such as None or the dict of an older interface, is refused."""
+def _flag(value: Any, name: str) -> bool:
+    """Convert a flag to bool; refuse a value such as None, or the dict of an older interface."""
     if isinstance(value, bool | np.bool_):
         return bool(value)
     array = np.asarray(value)
     if array.size != 1 or array.dtype.kind not in "biuf" or array.item() not in (0, 1):
-        raise TypeError(f"{what} is {value!r}, which is neither true nor false")
+        raise TypeError(f"{name} is {value!r}, which is neither true nor false")
     return bool(array.item())
 
 
-def _blame(error: Exception | SystemExit, row: int) -> WorkerError:
+def _sub_env_error(error: Exception | SystemExit, row: int) -> WorkerError:
     return WorkerError(f"sub-env {row}: {type(error).__name__}: {error}")

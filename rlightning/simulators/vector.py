@@ -1,4 +1,4 @@
-"""Vector envs of Gymnasium, whatever their autoreset mode."""
+"""Vector envs of Gymnasium, with any autoreset mode."""
 
 from __future__ import annotations
 
@@ -20,19 +20,26 @@ _SEED_LISTS = (gym.vector.SyncVectorEnv, gym.vector.AsyncVectorEnv)
 
 
 class VectorRows:
-    """One vector env that steps N sub-envs.
+    """Adapter of a vector env with N sub-envs.
 
-    Next-step autoreset: the step after the end of an episode is spent on the reset of its row. Same-step autoreset:
-    the true last observation is in ``info["final_obs"]``. Disabled: rows that ended are reset here, in the same step.
+    Next-step autoreset: the step after the end of an episode resets its row. Same-step autoreset: the last observation
+    of the episode is in ``info["final_obs"]``. Disabled: this class resets rows whose episode ended, in the same step.
 
     Attributes:
         env: The vector env.
-        observation_space, action_space: Of one sub-env.
+        envs: Its plain envs; empty for a native vector env.
+        observation_space, action_space: Spaces of one sub-env.
         num_envs: N.
+        resets_with_next_step: Whether the autoreset mode is next-step.
+
+    Args:
+        env: The vector env.
+        time_limit: Steps after which this class truncates episodes; None leaves that to the env.
+        info: Selection of the numbers in ``info`` at the end of an episode.
 
     Raises:
-        ConfigError: If the env does not say which autoreset mode it has, or if a time limit is to be enforced on an
-            env that resets its rows by itself.
+        ConfigError: If the env does not declare its autoreset mode, or if there is a time limit and the env resets its
+            rows itself.
     """
 
     def __init__(
@@ -41,15 +48,9 @@ class VectorRows:
         time_limit: int | None = None,
         info: EpisodeInfo | None = None,
     ) -> None:
-        """Wrap ``env``.
-
-        Args:
-            env: The vector env.
-            time_limit: Steps after which episodes are cut; None leaves that to the env.
-            info: What is picked from ``info`` at the end of an episode.
-        """
         self._info = info or EpisodeInfo(num_envs=env.num_envs)
         self.env, self.num_envs = env, env.num_envs
+        self.envs: list[Any] = list(getattr(env.unwrapped, "envs", ()))
         self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
         self._leaves = space_leaves(self.observation_space)
         space_leaves(self.action_space)
@@ -69,12 +70,12 @@ class VectorRows:
         self._was_end = np.zeros(self.num_envs, np.bool_)
 
     def reset(self, seeds: Sequence[int] | None, options: dict[str, Any] | None) -> EnvRet:
-        """Start a new episode in every row. Native vector envs take one seed for all rows."""
+        """Start a new episode in every row. A native vector env gets one seed for all rows."""
         seed: Any = None
         if seeds is not None:
             seed = list(seeds) if isinstance(self.env.unwrapped, _SEED_LISTS) else joint_seed(seeds)
             seed_spaces(self.env, joint_seed(seeds))
-            for each, own in zip(getattr(self.env.unwrapped, "envs", ()), seeds, strict=False):
+            for each, own in zip(self.envs, seeds, strict=False):
                 seed_spaces(each, own)
         observation, _ = self.env.reset(seed=seed, options=options)
         self._ages[:] = 0
@@ -99,7 +100,7 @@ class VectorRows:
         return ret
 
     def render(self) -> Any:
-        """Draw the first row."""
+        """Render the first row."""
         frames = self.env.render()
         return None if frames is None else frames[0]
 
@@ -108,7 +109,12 @@ class VectorRows:
         self.env.close()
 
     def _pick_info(self, ended: Any, info: dict[str, Any]) -> dict[str, Any]:
-        """Read what the rows that ended say: an array [N] per name, with ``_name`` where some rows say nothing."""
+        """Select the numbers of rows whose episode ended.
+
+        Args:
+            ended: [N] bool.
+            info: An array [N] per name; ``_name``, [N] bool, marks the rows that have the name.
+        """
         infos = {
             row: {
                 name: values[row]
@@ -127,7 +133,7 @@ class VectorRows:
     ) -> EnvRet:
         is_reset, ended = self._was_end, terminated | truncated
         if np.count_nonzero(is_reset):
-            # What an env reports for a row that it reset belongs to no action.
+            # The result of a row that the env reset belongs to no action.
             terminated, truncated = terminated & ~is_reset, truncated & ~is_reset
             ended = ended & ~is_reset
             reward = np.where(is_reset, 0.0, reward)
@@ -145,14 +151,14 @@ class VectorRows:
         if not np.count_nonzero(ended):
             return
         ret.info = self._pick_info(ended, info)
-        # The env may hand out the same array with every call.
+        # The env may return the same array in every call.
         ret.final_observation = tree_map(np.copy, ret.observation)
         fresh, _ = self.env.reset(options={"reset_mask": np.array(ended, np.bool_)})
-        ret.observation = tree_map(lambda last, first: _pick(ended, first, last), ret.final_observation, fresh)
+        ret.observation = tree_map(lambda last, first: _where(ended, first, last), ret.final_observation, fresh)
         self._ages[ended] = 0
 
     def _final_rows(self, ended: Any, info: dict[str, Any]) -> Tree:
-        """Read the last observations: one array [N, ...] per leaf, or an array of one object per row."""
+        """Return the last observations, [N, ...] per leaf, from such arrays or from an array of one object per row."""
         final = info.get("final_obs", info.get("final_observation"))
         if final is None:
             raise WorkerError(
@@ -169,10 +175,10 @@ class VectorRows:
         return rows
 
 
-def _pick(mask: Any, yes: Any, no: Any) -> Any:
-    picked = no.copy()
-    picked[mask] = yes[mask]
-    return picked
+def _where(mask: Any, yes: Any, no: Any) -> Any:
+    rows = no.copy()
+    rows[mask] = yes[mask]
+    return rows
 
 
 def _autoreset_mode(env: gym.vector.VectorEnv[Any, Any, Any]) -> AutoresetMode:

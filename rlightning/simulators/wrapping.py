@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from copy import deepcopy
-from typing import Any
+from typing import Any, TypeGuard
 
 import gymnasium as gym
 
@@ -81,10 +81,10 @@ def _find(name: str, option: str) -> type[gym.Wrapper[Any, Any, Any, Any]]:
         known = [each for each, value in vars(namespace).items() if _is_wrapper(value)]
         message = f"{name} is no class of gymnasium.Wrapper"
         raise ConfigError(Problem(option, message, suggestion=nearest_name(attribute, known, f"{module}:")))
-    return found  # type: ignore[no-any-return]
+    return found
 
 
-def _is_wrapper(value: Any) -> bool:
+def _is_wrapper(value: Any) -> TypeGuard[type[gym.Wrapper[Any, Any, Any, Any]]]:
     return inspect.isclass(value) and issubclass(value, gym.Wrapper)
 
 

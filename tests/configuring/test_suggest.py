@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rlightning.configuring.suggest import nearest_name, nearest_option
+from rlightning.configuring.suggest import nearest_option
+from rlightning.errors import nearest_name
 
 
 @pytest.mark.parametrize(
