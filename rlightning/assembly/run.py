@@ -151,7 +151,7 @@ class Run:
             start_timeout_s=config.cluster.start_timeout_s,
             total_cpus=cpus,
             total_gpus=gpus,
-            seats=self,
+            assignment=self,
         )
         self._pools.append(pool)
         try:
@@ -178,7 +178,7 @@ class Run:
 
     # Places on the cluster
 
-    def take(self) -> None:
+    def reserve(self) -> None:
         """Reserve what the plan needs, before the first worker starts.
 
         Raises:
@@ -194,15 +194,12 @@ class Run:
             held = [(self._node_ids[bundle.node], _by_rays_names(bundle)) for bundle in plan.placement.bundles]
             self._reservation = ray_backend.reserve(held, plan.config.cluster.start_timeout_s)
 
-    def place_of(self, worker: str) -> Mapping[str, Any]:
-        """Return the options by which Ray starts a worker in its place; empty where Ray decides."""
+    def options_of(self, worker: str) -> Mapping[str, Any]:
+        """Return the options by which Ray starts a worker in its slot; empty where Ray decides."""
         if self._reservation is None or self.plan.placement is None:
             return {}
         (slot,) = (slot for slot in self.plan.placement.slots if slot.worker == worker)
         return self._reservation.options(slot.bundle)
-
-    def leave(self) -> None:
-        """Keep the places while other pools of the run use them; see ``close``."""
 
     def _release(self) -> None:
         self._is_over = True

@@ -6,26 +6,25 @@ import logging
 import math
 import os
 import re
-import signal
 import socket
 import sys
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from types import FrameType, ModuleType
+from types import ModuleType
 from typing import Any, NoReturn, TypeVar
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
-from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rlightning.errors import CallTimeout, PlacementError, WorkerDied, WorkerError, call_failure
 from rlightning.runtime.future import Future
 from rlightning.runtime.handle import PartHandle, WorkerInfo
+from rlightning.runtime.interrupts import interrupts_held_back
 
 logger = logging.getLogger(__name__)
 
@@ -237,7 +236,7 @@ def join(address: str, num_cpus: float, num_gpus: float) -> None:
         _owned = not ray.is_initialized()
         if _owned:
             try:
-                with _not_interrupted():
+                with interrupts_held_back():
                     _start(address, num_cpus, num_gpus)
             except BaseException:
                 _stop()
@@ -254,37 +253,8 @@ def leave() -> None:
 
 
 def _stop() -> None:
-    with _not_interrupted():
+    with interrupts_held_back():
         ray.shutdown()
-
-
-@contextmanager
-def _not_interrupted() -> Iterator[None]:
-    """Hold a Ctrl-C back until the end of the block; a second one is let through.
-
-    In the midst of starting or ending, Ray leaves processes behind that nobody ends, or crashes.
-    """
-    if threading.current_thread() is not threading.main_thread():  # Python takes no signals there
-        yield
-        return
-    before, asked = signal.getsignal(signal.SIGINT), False
-
-    def hold(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        if asked:
-            raise KeyboardInterrupt
-        asked = True
-        logger.warning("stopping as soon as Ray is ready for it; press Ctrl-C again to stop at once")
-
-    if callable(before):  # else it is ignored, or ends the process
-        signal.signal(signal.SIGINT, hold)
-    try:
-        yield
-    finally:
-        if callable(before):
-            signal.signal(signal.SIGINT, before)
-        if asked:
-            signal.raise_signal(signal.SIGINT)
 
 
 def _start(address: str, num_cpus: float, num_gpus: float) -> None:
@@ -397,11 +367,6 @@ class Reservation:
         """Say in Ray's words that an actor lives in a bundle."""
         return {"scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, bundle)}
 
-    def nodes(self) -> dict[int, str]:
-        """Give Ray's own view: bundle -> id of its node."""
-        table = placement_group_table(self._group)
-        return {int(bundle): str(node) for bundle, node in table["bundles_to_node_id"].items()}
-
     def release(self) -> None:
         """Give the resources back; the workers that live in it end."""
         if ray.is_initialized():
@@ -467,7 +432,7 @@ def spawn(
     num_cpus: float,
     num_gpus: float,
     channels: Mapping[str, int] | None = None,
-    place: Mapping[str, Any] | None = None,
+    slot: Mapping[str, Any] | None = None,
 ) -> Any:
     """Start an actor of ``cls``; returns its handle at once, before the process is up.
 
@@ -476,12 +441,12 @@ def spawn(
         args: Arguments of the constructor.
         num_cpus: CPUs reserved for it.
         num_gpus: GPUs reserved for it.
-        channels: Channel -> threads that work on the calls made by it; see ``WorkerHandle.channel``.
-        place: Further options of Ray's that say where, such as ``Reservation.options``.
+        channels: Channel -> threads that run its calls; see ``WorkerHandle.channel``.
+        slot: Further options of Ray's that say where, such as ``Reservation.options``.
     """
     # Ray takes groups with the class only, and writes its own ones into the dict.
     groups: dict[str, Any] = {"concurrency_groups": dict(channels)} if channels else {}
-    options = {"num_cpus": num_cpus, "num_gpus": num_gpus, **(place or {})}
+    options = {"num_cpus": num_cpus, "num_gpus": num_gpus, **(slot or {})}
     actor = ray.remote(max_restarts=0, **groups)(cls).options(**options).remote(*args)
     _CHANNELS[actor._actor_id.hex()] = frozenset(channels or ())
     return actor

@@ -1,4 +1,4 @@
-"""Start a worker here or in a process of its own, and end it again."""
+"""Start workers here, in processes of their own or in the process of another worker, and end them again."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol, TypeVar
 
 from rlightning.errors import CallTimeout, PlacementError, WorkerError
-from rlightning.runtime.future import gather
+from rlightning.runtime.future import Future, gather
 from rlightning.runtime.generators import seed_global_generators
 from rlightning.runtime.handle import as_handle
 from rlightning.runtime.in_process import InProcessWorker, rebuild_in_process, start_in_process
 from rlightning.runtime.location import own_location
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +27,11 @@ class WorkerSpec:
         cls: Its class.
         args: Arguments of the constructor.
         name: Role and index, such as ``env[3]``.
-        remote: Whether it is a process of its own.
+        remote: Whether it has a process of its own.
         num_cpus: CPUs reserved for it where it is remote.
         num_gpus: GPUs reserved for it where it is remote.
-        channels: Channel -> threads that work on the calls made by it where it is remote; see
-            ``WorkerHandle.channel``.
-        host: Name of the worker whose process it lives in; empty for a process of its own, or this one.
+        channels: Channel -> threads that run its calls where the worker is remote; see ``WorkerHandle.channel``.
+        host: Name of the worker in whose process it lives; empty for a process of its own, or this one.
     """
 
     cls: type[Any]
@@ -45,12 +46,11 @@ class WorkerSpec:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSetup:
-    """What every process of a run does before it works.
+    """The settings of every process of a run.
 
     Attributes:
         torch_threads: Threads of torch, where the worker uses it. Sums depend on it, so that it is the same everywhere.
-        seed: Seed of the run, from which the global generators follow, for code that has none of its own; None leaves
-            them alone.
+        seed: Seed of the run, from which the global generators follow; None leaves them alone.
         log_dir: Folder that gets one log file per process; None writes none.
         log_level: Least severe line that is written.
     """
@@ -61,8 +61,8 @@ class WorkerSetup:
     log_level: str = "info"
 
     def apply(self, name: str) -> None:
-        """Set up this process; call it when the worker's own modules are there."""
-        # Only the workers that need torch have imported it: env workers start in half the time without.
+        """Set up this process, after the modules of the worker were imported."""
+        # Env workers do not import torch, which halves the time of their start.
         torch = sys.modules.get("torch")
         if torch is not None:
             torch.set_num_threads(self.torch_threads)
@@ -78,9 +78,9 @@ _FAILURE = "_failure_of_constructor"
 
 
 def _surviving(cls: type[Any]) -> type[Any]:
-    """Make a class whose constructor keeps what it raised for ``_set_up``.
+    """Make a class whose constructor stores what it raised for ``_set_up``.
 
-    Ray would end the process, and the exception would be lost but for its text.
+    Ray would end the process, and would keep the text of the exception only.
     """
 
     class Surviving(cls):  # type: ignore[misc]  # any class
@@ -92,16 +92,17 @@ def _surviving(cls: type[Any]) -> type[Any]:
         except Exception as error:
             torch = sys.modules.get("torch")
             if torch is not None and isinstance(self, torch.nn.Module) and "_modules" not in vars(self):
-                torch.nn.Module.__init__(self)  # Ray looks at the object, and half a module cannot be looked at
+                torch.nn.Module.__init__(self)  # Ray reads attributes of the object, which fail on half a module
             self.__dict__[_FAILURE] = error
 
-    # Only now: what a base class makes of its subclasses' constructors is not for this one.
+    # Set afterwards: a base class may check the constructors that its subclasses define.
     Surviving.__init__ = construct  # type: ignore[method-assign]
     Surviving.__name__, Surviving.__qualname__, Surviving.__module__ = cls.__name__, cls.__qualname__, cls.__module__
     return Surviving
 
 
 def _set_up(worker: Any, setup: WorkerSetup, name: str) -> tuple[str, int]:
+    """Set up the process of a worker, or raise what its constructor raised; return node and process id."""
     failure = vars(worker).get(_FAILURE)
     if failure is not None:
         raise failure
@@ -109,31 +110,31 @@ def _set_up(worker: Any, setup: WorkerSetup, name: str) -> tuple[str, int]:
     return own_location()[0], os.getpid()
 
 
-def _raise_as_here(error: WorkerError) -> NoReturn:
-    """Raise what a constructor elsewhere raised, as one of this process does."""
-    cause = error.__cause__
-    if cause is None:
-        raise error
-    for note in getattr(error, "__notes__", ()):
-        cause.add_note(note)
-    raise cause from cause.__cause__
+def _built(futures: Sequence[Future[T]], timeout_s: float) -> list[T]:
+    """Wait for constructors; what one raises is raised as if it ran here."""
+    try:
+        return gather(futures, timeout_s)
+    except WorkerError as error:
+        cause = error.__cause__
+        if cause is None:
+            raise
+        for note in getattr(error, "__notes__", ()):
+            cause.add_note(note)
+        raise cause from cause.__cause__
 
 
-class Seats(Protocol):
-    """Knows where each worker of a run goes; several pools may share it."""
+class Assignment(Protocol):
+    """The slots of a run's workers on the cluster; several pools may share it."""
 
-    def take(self) -> None:
-        """Hold what all workers of the run need; a Ray is there by now. Each ``take`` wants a ``leave``.
+    def reserve(self) -> None:
+        """Reserve what all workers of the run need, once; Ray is started or joined before.
 
         Raises:
             PlacementError: If there is not enough.
         """
 
-    def place_of(self, worker: str) -> Mapping[str, Any]:
-        """Give the options of ``ray_backend.spawn`` for a worker's place; empty where Ray decides."""
-
-    def leave(self) -> None:
-        """Let go; with the last one it is free for others."""
+    def options_of(self, worker: str) -> Mapping[str, Any]:
+        """Return the options of ``ray_backend.spawn`` for the slot of a worker; empty where Ray decides."""
 
 
 class WorkerPool:
@@ -147,47 +148,45 @@ class WorkerPool:
         start_timeout_s: float = 120.0,
         total_cpus: float = 0.0,
         total_gpus: float = 0.0,
-        seats: Seats | None = None,
+        assignment: Assignment | None = None,
     ) -> None:
         """Make an empty pool.
 
         Args:
-            ray_address: Where remote workers live.
-            setup: What every process does first.
+            ray_address: The cluster of remote workers.
+            setup: The settings of every process.
             start_timeout_s: Seconds that starting workers may take.
-            total_cpus: CPUs that all remote workers of the run need, those of other pools among them.
+            total_cpus: CPUs that all remote workers of the run need, including those of other pools.
             total_gpus: GPUs likewise.
-            seats: Where the workers go; None lets Ray decide.
+            assignment: The slots of the workers; None lets Ray decide.
         """
-        self._address = ray_address
+        self._address, self._start_timeout_s = ray_address, start_timeout_s
         self._setup = setup if setup is not None else WorkerSetup()
-        self._start_timeout_s = start_timeout_s
-        self._total = (total_cpus, total_gpus)
-        self._seats = seats
+        self._total, self._assignment = (total_cpus, total_gpus), assignment
         self._actors: list[Any] = []
-        self._in_ray = self._has_seats = False
+        self._is_joined = False
 
     def start(self, specs: Sequence[WorkerSpec]) -> list[Any]:
-        """Start workers; those that live with another one come after it.
+        """Start workers; those that live in the process of another one come after it.
 
         Returns:
             Objects, Ray actor handles and in-process workers in the order of ``specs``.
 
         Raises:
             PlacementError: If they do not fit the cluster or are not up in time.
-            WorkerDied: If a process ended in a constructor. What a constructor raises comes as it is, wherever it runs.
+            WorkerDied: If a process ended in a constructor. What a constructor raises is raised here as it is.
         """
         self._setup.apply("driver")
         hosts = [spec for spec in specs if not spec.host]
-        workers = self._start(hosts)
-        by_name = {spec.name: as_handle(worker, spec.name) for spec, worker in zip(hosts, workers, strict=True)}
-        inner = [start_in_process(by_name[spec.host], spec.cls, spec.args, spec.name) for spec in specs if spec.host]
-        try:
-            gather([built for _, built in inner], self._start_timeout_s)
-        except WorkerError as error:
-            _raise_as_here(error)
-        started, housed = iter(workers), iter(worker for worker, _ in inner)
-        return [next(housed) if spec.host else next(started) for spec in specs]
+        workers = {spec.name: worker for spec, worker in zip(hosts, self._start(hosts), strict=True)}
+        built = []
+        for spec in specs:
+            if spec.host:
+                host = as_handle(workers[spec.host], spec.host)
+                workers[spec.name], future = start_in_process(host, spec.cls, spec.args, spec.name)
+                built.append(future)
+        _built(built, self._start_timeout_s)
+        return [workers[spec.name] for spec in specs]
 
     def _start(self, specs: Sequence[WorkerSpec]) -> list[Any]:
         """Start workers that have a process of their own or live in this one."""
@@ -196,63 +195,67 @@ class WorkerPool:
             return [spec.cls(*spec.args) for spec in specs]
         from rlightning.runtime import ray_backend
 
-        if not self._in_ray:
-            cpus, gpus = sum(spec.num_cpus for spec in remote), sum(spec.num_gpus for spec in remote)
-            ray_backend.join(self._address, max(cpus, self._total[0]), max(gpus, self._total[1]))
-            self._in_ray = True
-        if self._seats is not None and not self._has_seats:
-            self._seats.take()
-            self._has_seats = True
-        workers = [
-            ray_backend.spawn(
-                _surviving(spec.cls),
-                spec.args,
-                num_cpus=spec.num_cpus,
-                num_gpus=spec.num_gpus,
-                channels=spec.channels,
-                place=None if self._seats is None else self._seats.place_of(spec.name),
-            )
-            if spec.remote
-            else spec.cls(*spec.args)
-            for spec in specs
+        self._join(remote)
+        workers = [self._spawn(spec) if spec.remote else spec.cls(*spec.args) for spec in specs]
+        started = {spec.name: worker for spec, worker in zip(specs, workers, strict=True) if spec.remote}
+        self._actors += started.values()
+        ready = [
+            as_handle(worker, name).run(_set_up, self._setup, name, method="__init__")
+            for name, worker in started.items()
         ]
-        started = [(spec.name, worker) for spec, worker in zip(specs, workers, strict=True) if spec.remote]
-        self._actors += [worker for _, worker in started]
-        ready = [as_handle(worker, name).run(_set_up, self._setup, name, method="__init__") for name, worker in started]
         try:
-            processes = gather(ready, self._start_timeout_s)
-        except WorkerError as error:
-            self._end([worker for _, worker in started])
-            _raise_as_here(error)
+            processes = _built(ready, self._start_timeout_s)
         except CallTimeout as error:
-            self._end([worker for _, worker in started])
+            self._end(list(started.values()))
             raise PlacementError(
                 f"{error}; the cluster may lack the CPUs or GPUs that were asked, or imports are slow: raise "
                 f"cluster.start_timeout_s or lower the numbers of workers"
             ) from error
-        for (_, worker), process in zip(started, processes, strict=True):
+        except Exception:
+            self._end(list(started.values()))
+            raise
+        for worker, process in zip(started.values(), processes, strict=True):
             ray_backend.watch(worker, process)
         return workers
 
-    def replace(self, worker: Any, spec: WorkerSpec) -> Any:
-        """Start a worker in the place of one that was started here.
+    def _join(self, specs: Sequence[WorkerSpec]) -> None:
+        """Start or join Ray and reserve the resources of the run, before the first remote worker starts."""
+        if not self._is_joined:
+            from rlightning.runtime import ray_backend
 
-        A process is ended for certain first, and the new one is where it was: its seat has the worker's name. A worker
-        without a process of its own must have been closed.
+            cpus, gpus = sum(spec.num_cpus for spec in specs), sum(spec.num_gpus for spec in specs)
+            ray_backend.join(self._address, max(cpus, self._total[0]), max(gpus, self._total[1]))
+            self._is_joined = True
+            if self._assignment is not None:
+                self._assignment.reserve()
+
+    def _spawn(self, spec: WorkerSpec) -> Any:
+        from rlightning.runtime import ray_backend
+
+        return ray_backend.spawn(
+            _surviving(spec.cls),
+            spec.args,
+            num_cpus=spec.num_cpus,
+            num_gpus=spec.num_gpus,
+            channels=spec.channels,
+            slot=None if self._assignment is None else self._assignment.options_of(spec.name),
+        )
+
+    def replace(self, worker: Any, spec: WorkerSpec) -> Any:
+        """Start a worker in the slot of one that was started here.
+
+        The process of the old one is ended first. A worker without a process of its own must have been closed.
 
         Returns:
-            The new worker; an in-process worker stays the same ``InProcessWorker``.
+            The new worker; for an in-process worker, the same ``InProcessWorker``.
 
         Raises:
             PlacementError: If it is not up in time.
-            WorkerDied: If its process ended in the constructor. What the constructor raises comes as it is; then this
-                may be called again.
+            WorkerDied: If its process ended in the constructor. What the constructor raises is raised as it is; then
+                this may be called again.
         """
         if isinstance(worker, InProcessWorker):
-            try:
-                gather([rebuild_in_process(worker, spec.cls, spec.args)], self._start_timeout_s)
-            except WorkerError as error:
-                _raise_as_here(error)
+            _built([rebuild_in_process(worker, spec.cls, spec.args)], self._start_timeout_s)
             return worker
         if spec.remote:
             self._end([worker], see_end=True)
@@ -270,11 +273,8 @@ class WorkerPool:
         """End every process that was started here; may be called twice."""
         if self._actors:
             self._end(self._actors)
-        if self._seats is not None and self._has_seats:
-            self._seats.leave()
-            self._has_seats = False
-        if self._in_ray:
+        if self._is_joined:
             from rlightning.runtime import ray_backend
 
+            self._is_joined = False
             ray_backend.leave()
-            self._in_ray = False

@@ -116,11 +116,11 @@ def test_where_ray_decides_a_worker_that_no_node_can_hold_is_refused_at_once(mon
     nodes = [RayNode(name, f"10.0.0.{place}", {"CPU": 8.0}) for place, name in enumerate("abc")]
     monkeypatch.setattr(ray_backend, "list_nodes", lambda: nodes)
     made = config("default", ray_address="auto")
-    Run(made).take()
+    Run(made).reserve()
     # There are 24 CPUs for the 17 that all ask for, and 8 on each node.
     policy = made.policy.model_copy(update={"train_num_cpus": 9.0})
     with pytest.raises(PlacementError) as caught:
-        Run(made.model_copy(update={"policy": policy})).take()
+        Run(made.model_copy(update={"policy": policy})).reserve()
     assert "train[0] asks for 9 CPUs of one node, and no node of the cluster has that" in str(caught.value)
     assert "10.0.0.0..10.0.0.2 (8 CPUs, 0 GPUs each)" in str(caught.value)
 

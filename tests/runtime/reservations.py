@@ -26,12 +26,13 @@ def play(nodes):
     held = ray_backend.reserve([(third, {"CPU": 4.0}), (first, device), (second, device), (second, device)], 60)
     asked = [(0, 1.0, 0.0), (1, 0.5, 0.25), (1, 0.5, 0.75), (2, 1.0, 1.0), (3, 1.0, 1.0)]
     workers = [
-        ray_backend.spawn(Worker, (), num_cpus=cpus, num_gpus=share, place=held.options(bundle))
+        ray_backend.spawn(Worker, (), num_cpus=cpus, num_gpus=share, slot=held.options(bundle))
         for bundle, cpus, share in asked
     ]
+    bundles = ray.util.placement_group_table(held._group)["bundles_to_node_id"]
     handles = [as_handle(worker, f"worker[{i}]") for i, worker in enumerate(workers)]
     result = {
-        "bundles": [nodes.index(held.nodes()[bundle]) for bundle in range(4)],
+        "bundles": [nodes.index(bundles[bundle]) for bundle in range(4)],
         "nodes": [nodes.index(handle.info().node) for handle in handles],
         "gpus": [handle.run(gpus).result(100) for handle in handles],
     }

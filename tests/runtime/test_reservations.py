@@ -22,28 +22,26 @@ def test_workers_land_in_their_bundles_and_share_a_device_with_all_who_are_there
     assert "1 CPU, 1 GPU asked, 1 CPU, 1 GPU free" in result["refusal"]
 
 
-class NoSeats:
-    """A plan that does not fit."""
+class NoSlots:
+    """An assignment that does not fit."""
 
     def __init__(self):
         self.did = []
 
-    def take(self):
-        self.did.append("take")
-        raise PlacementError("no room")
+    def reserve(self):
+        self.did.append("reserve")
+        raise PlacementError("too little")
 
-    def place_of(self, worker):
+    def options_of(self, worker):
+        self.did.append("start")
         return {}
-
-    def leave(self):
-        self.did.append("leave")
 
 
 @pytest.mark.ray
-def test_a_pool_that_gets_no_seats_starts_nothing_and_leaves_none(ray_cluster):
-    seats = NoSeats()
-    pool = WorkerPool(seats=seats)
-    with pytest.raises(PlacementError, match="no room"):
+def test_a_pool_that_gets_no_slots_starts_nothing(ray_cluster):
+    assignment = NoSlots()
+    pool = WorkerPool(assignment=assignment)
+    with pytest.raises(PlacementError, match="too little"):
         pool.start([WorkerSpec(Worker, (), "worker[0]", True, num_cpus=0.01)])
     pool.stop()
-    assert seats.did == ["take"]
+    assert assignment.did == ["reserve"]
