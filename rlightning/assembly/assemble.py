@@ -142,7 +142,7 @@ def build_engine(
         run: See ``build_env_group``.
     """
     run = run or Run.of(config, "build_engine")
-    policy_group.init_router([info.node for info in env_group.infos()])
+    policy_group.routing.place_envs([info.node for info in env_group.infos()])
     evaluator = Evaluator(
         build_eval_env_group(config, run=run),
         policy_group,

@@ -109,7 +109,7 @@ def train(loaded: LoadedConfig, console: Console | None = None) -> RunFolder:
     """
     console = console or Console()
     with _new_folder(loaded) as run, _told(run, console), open_run(run), assemble(run.config) as engine:
-        engine.policy_group.check_extra_training_state()
+        engine.policy_group.state.check_storable()
         result = engine.run()
     if not trains(run.config) and result.evaluation is not None:
         console.print(f"evaluated   initial weights, in {_short(run.path)}", soft_wrap=True, markup=False)

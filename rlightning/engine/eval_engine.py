@@ -29,5 +29,5 @@ class EvalEngine(BaseEngine):
     def resume(self, checkpoint: Path | str) -> None:
         """Take the weights of a checkpoint, and nothing else."""
         state = load_state(checkpoint, ["policy", "engine"])
-        self.policy_group.load_weights(state["policy"])
+        self.policy_group.state.load_weights(state["policy"])
         self.epoch, self.env_steps = state["engine"]["epoch"], state["engine"]["env_steps"]

@@ -1,21 +1,26 @@
-"""What happens to a request between the framework and the author's ``rollout_step`` and ``postprocess``."""
+"""Requests on their way to the author's ``rollout_step`` and ``postprocess``, and back.
+
+Requests of several env workers become one forward pass, and its answer becomes theirs.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from operator import index
+from typing import TYPE_CHECKING, Any, SupportsIndex, cast
 
+import numpy as np
 import torch
 
-from rlightning.errors import ConfigError, ProtocolError
+from rlightning.errors import ConfigError, ProtocolError, ShapeError
 from rlightning.observability.timer import Timer
-from rlightning.policy.batching import join_requests, own_response, split_response
 from rlightning.policy.coroutines import CoroutineThread
 from rlightning.policy.memory import Part
-from rlightning.types import EnvRet, PolicyResponse
-from rlightning.types.tree import to_numpy, tree_leaves
+from rlightning.types import EnvRet, PolicyResponse, Tree
+from rlightning.types.tensors import concat_rows
+from rlightning.types.tree import split_rows, to_numpy, tree_leaves, tree_map
 from rlightning.weights.gate import RolloutGate
 
 if TYPE_CHECKING:
@@ -138,3 +143,193 @@ def _require_weights(policy: BasePolicy) -> None:
 def _accepts(function: Any, parameter: str) -> bool:
     parameters = inspect.signature(function).parameters
     return parameter in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+class _Request(EnvRet):
+    """Results of env workers, joined along the rows; what is not the observation is copied when it is first read.
+
+    Most policies read the observation alone, and a copy of what nobody reads would be made at every step.
+    """
+
+    __slots__ = ("_device", "_env_ids", "_env_rets", "_newcomers")
+
+    def __init__(
+        self, env_rets: Sequence[EnvRet], device: str, env_ids: Sequence[Any], newcomers: Collection[Any]
+    ) -> None:
+        self._env_rets, self._device, self._env_ids, self._newcomers = env_rets, device, env_ids, newcomers
+        self.observation = self._join("observation", [ret.observation for ret in env_rets])
+
+    def __getattr__(self, name: str) -> Any:
+        # Only called for a field that was not set yet.
+        if name not in EnvRet.__slots__:
+            raise AttributeError(f"EnvRet has no attribute {name!r}")
+        if name in _JOINS:
+            value = _JOINS[name](self, self._env_rets)
+        else:
+            value = self._join(name, [getattr(ret, name) for ret in self._env_rets])
+        setattr(self, name, value)
+        return value
+
+    def _join(self, field: str, trees: Sequence[Tree]) -> Tree:
+        try:
+            return concat_rows(trees, self._device)
+        except (KeyError, RuntimeError, TypeError, ValueError) as error:
+            if misfit := _first_misfit(field, trees, self._env_ids or range(len(trees))):
+                raise ShapeError(misfit) from error
+            raise
+
+    @property
+    def num_envs(self) -> int:
+        return sum(ret.num_envs for ret in self._env_rets)
+
+
+def join_requests(
+    env_rets: Sequence[EnvRet], device: str, env_ids: Sequence[Any] = (), newcomers: Collection[Any] = ()
+) -> EnvRet:
+    """Join results of env workers along the rows, as owned tensors on ``device``.
+
+    The policy may write into them: nobody else holds them.
+
+    Args:
+        env_rets: One result per env worker.
+        device: Where the tensors are to be.
+        env_ids: Ids of the env workers, for messages; empty means 0, 1, and so on.
+        newcomers: Ids of those whose rows ``is_first`` marks in any case, since no state of them is here.
+
+    Raises:
+        ShapeError: If results differ in keys, shape of a row or dtype; names env worker and field. A field that is not
+            the observation is looked at when it is first read.
+    """
+    return _Request(env_rets, device, env_ids, newcomers)
+
+
+def _first_misfit(field: str, trees: Sequence[Tree], env_ids: Sequence[Any]) -> str:
+    """Say which env worker gives a field that differs from the first one's, and where; empty where none does."""
+    first, *others = (_rows_of(field, tree) for tree in trees)
+    for env_id, other in zip(env_ids[1:], others, strict=True):
+        for part in [*first, *other]:
+            got, expected = other.get(part, "missing"), first.get(part, "missing")
+            if got != expected:
+                return (
+                    f"{part} of env worker {env_id} is {got}, and that of env worker {env_ids[0]} is {expected}: "
+                    f"env workers whose requests go to one policy need equal spaces"
+                )
+    return ""
+
+
+def _rows_of(path: str, tree: Tree) -> dict[str, str]:
+    """Describe each leaf of a tree: its path -> shape of a row and dtype."""
+    if isinstance(tree, dict | list | tuple):
+        items = tree.items() if isinstance(tree, dict) else enumerate(tree)
+        return {part: text for key, item in items for part, text in _rows_of(f"{path}[{key!r}]", item).items()}
+    if not hasattr(tree, "shape"):
+        return {path: f"a {type(tree).__name__}"}
+    return {path: f"[N{''.join(f', {size}' for size in tree.shape[1:])}] {str(tree.dtype).removeprefix('torch.')}"}
+
+
+def split_response(response: PolicyResponse, counts: Sequence[int], version: int) -> list[PolicyResponse]:
+    """Cut an answer into those of the env workers, as owned arrays on the host, stamped with the version that acted.
+
+    Raises:
+        ShapeError: If a field has another number of rows than the requests together.
+    """
+    rows = sum(counts)
+
+    def host(leaf: Any) -> Any:
+        # Copied, since the policy may keep what it answers, and write into it at the next request.
+        if isinstance(leaf, torch.Tensor):
+            # numpy knows no bfloat16; float32 holds each of its values.
+            array = (leaf.float() if leaf.dtype is torch.bfloat16 else leaf).numpy(force=True)
+            array = array.copy() if leaf.is_cpu else array
+        else:
+            array = np.array(leaf)
+        if not array.ndim or len(array) != rows:
+            raise ShapeError(_misfit(response, leaf, rows))
+        return array
+
+    action = tree_map(host, response.action)
+    env_action = response.env_action
+    if env_action is not None:
+        # Where the env receives what the buffer keeps, one array goes to both.
+        env_action = None if env_action is response.action else tree_map(host, env_action)
+    extras = {
+        name: host(value) if type(value) is torch.Tensor or _is_numbers(value) else tree_map(host, value)
+        for name, value in response.extras.items()
+    }
+    if len(counts) == 1:
+        return [PolicyResponse(action, env_action, extras, version)]
+    actions = split_rows(action, counts)
+    env_actions = [None] * len(counts) if env_action is None else split_rows(env_action, counts)
+    pieces = split_rows(extras, counts)
+    return [PolicyResponse(*fields, version) for fields in zip(actions, env_actions, pieces, strict=True)]
+
+
+def _is_numbers(value: Any) -> bool:
+    """Tell whether something is a list of numbers, nested or not, and no structure of arrays."""
+    return isinstance(value, list | tuple) and not any(hasattr(leaf, "shape") for leaf in tree_leaves(value))
+
+
+def _misfit(response: PolicyResponse, leaf: Any, rows: int) -> str:
+    """Say which field of an answer has other rows than the request, or none."""
+    fields = {"action": response.action}
+    if response.env_action is not None:
+        fields["env_action"] = response.env_action
+    fields |= {f"extras[{name!r}]": value for name, value in response.extras.items()}
+    name = next(name for name, tree in fields.items() if any(part is leaf for part in tree_leaves(tree)))
+    got = f"shape {list(leaf.shape)}" if hasattr(leaf, "shape") else f"a {type(leaf).__name__} and not a tensor"
+    return f"rollout_step was asked for {rows} rows, [{rows}, ...], and {name} of its answer has {got}"
+
+
+def own_response(response: PolicyResponse, device: str) -> PolicyResponse:
+    """Copy an answer into tensors on ``device`` that nobody else holds."""
+
+    def own(tree: Tree) -> Tree:
+        return None if tree is None else concat_rows([tree], device)
+
+    return PolicyResponse(own(response.action), own(response.env_action), own(response.extras), response.version)
+
+
+def _join_final(request: _Request, env_rets: Sequence[EnvRet]) -> Tree | None:
+    if all(ret.final_observation is None for ret in env_rets):
+        return None
+    finals = [ret.observation if ret.final_observation is None else ret.final_observation for ret in env_rets]
+    return request._join("final_observation", finals)
+
+
+def _join_info(request: _Request, env_rets: Sequence[EnvRet]) -> dict[str, Tree]:
+    # Envs of different kinds may report different things: what only some report is not for a batch.
+    common = set(env_rets[0].info).intersection(*(ret.info for ret in env_rets[1:]))
+    arrays = {key for key in common if isinstance(env_rets[0].info[key], np.ndarray)}
+    return {key: request._join(f"info[{key!r}]", [ret.info[key] for ret in env_rets]) for key in sorted(arrays)}
+
+
+def _join_first(request: _Request, env_rets: Sequence[EnvRet]) -> torch.Tensor:
+    firsts = [np.zeros(ret.num_envs, np.bool_) if ret.is_first is None else ret.is_first for ret in env_rets]
+    if request._newcomers:
+        pairs = zip(request._env_ids, firsts, strict=True)
+        firsts = [np.ones_like(first) if env_id in request._newcomers else first for env_id, first in pairs]
+    return cast("torch.Tensor", request._join("is_first", firsts))
+
+
+def _join_ids(request: _Request, env_rets: Sequence[EnvRet]) -> torch.Tensor:
+    ids = request._env_ids
+    if not ids:
+        raise ProtocolError("env_ret.env_id is for rollout_step: this request does not say whose rows it holds")
+    if not all(isinstance(env_id, SupportsIndex) for env_id in ids):
+        raise ProtocolError(f"env_ret.env_id is for env workers with numbers as ids, and these have {list(ids)}")
+    counts = torch.tensor([ret.num_envs for ret in env_rets])
+    return torch.tensor([index(env_id) for env_id in ids]).repeat_interleave(counts).to(request._device)
+
+
+def _join_row_numbers(request: _Request, env_rets: Sequence[EnvRet]) -> torch.Tensor:
+    return torch.cat([torch.arange(ret.num_envs) for ret in env_rets]).to(request._device)
+
+
+_JOINS: dict[str, Callable[[_Request, Sequence[EnvRet]], Any]] = {
+    "final_observation": _join_final,
+    "info": _join_info,
+    "is_first": _join_first,
+    "env_id": _join_ids,
+    "row": _join_row_numbers,
+    "evaluation": lambda request, env_rets: False,
+}

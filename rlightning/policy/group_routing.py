@@ -1,18 +1,20 @@
-"""Which eval policy of a group answers which env worker."""
+"""The requests of a group: which eval policy answers which env worker, and by which call."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from operator import index
 from typing import Any, SupportsIndex
 
 from rlightning.config import PolicyConfig
 from rlightning.errors import ProtocolError
 from rlightning.policy.base_policy import BasePolicy
+from rlightning.policy.group_weights import GroupWeights
 from rlightning.policy.members import Members
 from rlightning.policy.router import LoadRouter, NodeAffinityRouter, Router, SimpleRouter, stick
 from rlightning.runtime import Future, WorkerHandle, wait
+from rlightning.types import BatchedData, PolicyResponse
 
 ASYNC_CHANNELS = 64
 """Most channels that a policy with async rollouts needs for requests; more env workers than that share them."""
@@ -25,37 +27,41 @@ def request_channel(number: int) -> str:
     return f"rollout[{number % ASYNC_CHANNELS}]"
 
 
-def _keeps_state(policy: BasePolicy) -> bool:
-    return policy.is_stateful
-
-
 class GroupRouting:
-    """Applies a router to the eval policies of a group.
+    """Sends requests to the eval policies of a group.
 
-    It owns the router, the choices that are kept, who answered each env worker last, and the requests in flight.
-
-    Attributes:
-        is_async: Whether env workers go by load, one by one, and not by a fixed choice.
+    It owns the router, the choices that are kept, the policy that answered each env worker last, and the requests in
+    flight. With async rollouts, env workers go by load, one by one, and not by a fixed choice.
     """
 
-    def __init__(self, members: Members, config: PolicyConfig) -> None:
-        self._members = members
-        self.is_async = config.rollout_mode == "async"
-        self._by_node = config.router_type == "node_affinity" and not self.is_async
+    def __init__(self, members: Members, config: PolicyConfig, weights: GroupWeights) -> None:
+        """Choose a router.
+
+        Args:
+            members: The policies of the group.
+            config: Has ``router_type`` and ``rollout_mode``.
+            weights: Knows which version a request has to wait for: new weights and requests come by different channels.
+        """
+        self._members, self._weights = members, weights
+        self._is_async = config.rollout_mode == "async"
+        self._by_node = config.router_type == "node_affinity" and not self._is_async
         self._env_nodes: tuple[str, ...] = ()
-        self._router: Router = LoadRouter() if self.is_async else SimpleRouter()
+        self._router: Router = LoadRouter() if self._is_async else SimpleRouter()
         self._is_stateful: bool | None = None  # None: not asked yet
         self._numbers: dict[Hashable, int] = {}  # of env workers whose ids are no integers
         self._routes: dict[tuple[Hashable, ...], list[tuple[WorkerHandle, list[int]]]] = {}
         self._homes: dict[Hashable, WorkerHandle] = {}  # the policy that answered each env worker last
         self._in_flight: list[tuple[WorkerHandle, Future[Any]]] = []
 
+    # Members
+
     def place_envs(self, env_nodes: Sequence[str]) -> None:
-        """Take note of the node of each env worker, by env id; ``renew`` comes next."""
+        """Set the node of each env worker, by env id."""
         self._env_nodes = tuple(env_nodes)
+        self.renew()
 
     def renew(self) -> None:
-        """Take note that the eval policies or the nodes are others."""
+        """Choose anew, since the eval policies or the nodes are others."""
         actors = self._members.actors
         if self._by_node and self._env_nodes and actors:
             self._router = NodeAffinityRouter(self._env_nodes, [handle.info().node for handle in actors])
@@ -68,45 +74,6 @@ class GroupRouting:
         self._routes.clear()
         self._homes.clear()
         self._in_flight.clear()
-
-    def route(self, env_ids: tuple[Hashable, ...]) -> list[tuple[WorkerHandle, list[int]]]:
-        """Say which policy answers which places of a batch; a choice is kept until the group changes."""
-        routes = self._routes.get(env_ids)
-        if routes is None:
-            chosen = self._choose(env_ids, [0] * len(self._members.actors))
-            places: dict[int, list[int]] = {}
-            for place, index in enumerate(chosen):
-                places.setdefault(index, []).append(place)
-            if len(self._routes) >= _MOST_ROUTES:
-                self._routes.clear()
-            routes = self._routes[env_ids] = [(self._members.actors[index], held) for index, held in places.items()]
-        return routes
-
-    def spread(self, env_ids: Sequence[Hashable]) -> list[WorkerHandle]:
-        """Say which policy answers each env worker, by the requests in flight; ``started`` is told of them."""
-        return [self._members.actors[index] for index in self._choose(env_ids, self._loads())]
-
-    def channel(self, env_id: Hashable) -> str:
-        """Name the channel by which the requests of an env worker come."""
-        number = self._number(env_id)
-        return request_channel(number if number >= 0 else ~number)
-
-    def settle(self, timeout_s: float | None) -> None:
-        """Wait until no request is in flight; what one of them failed of is raised where its answer is wanted."""
-        in_flight = [future for _, future in self._in_flight]
-        wait(in_flight, len(in_flight), timeout_s)
-        self._in_flight.clear()
-
-    def started(self, handle: WorkerHandle, answer: Future[Any]) -> None:
-        """Take note of a request in flight."""
-        self._in_flight.append((handle, answer))
-
-    def who_answered(self, env_ids: Sequence[Hashable]) -> list[WorkerHandle]:
-        """Say who answered each env worker last, or whom to take instead of one that is gone."""
-        gone = [env_id for env_id in env_ids if env_id not in self._homes]
-        if gone:
-            self._choose(gone, self._loads())
-        return [self._homes[env_id] for env_id in env_ids]
 
     def homes(self) -> list[list[int]]:
         """List env id and index of the policy that keeps its state; empty where policies keep none."""
@@ -121,8 +88,100 @@ class GroupRouting:
         self._routes.clear()
         self._homes = {env_id: self._members.actors[place] for env_id, place in homes}
 
+    # Requests
+
+    def rollout(self, asked: BatchedData[Any], options: Mapping[str, Any]) -> BatchedData[Future[PolicyResponse]]:
+        """Ask for actions; see ``PolicyGroup.rollout_batch``.
+
+        Args:
+            asked: One result, or future of one, per env worker.
+            options: Further arguments of each request.
+        """
+        env_ids, items = tuple(asked.env_ids), asked.items
+        if self._is_async:
+            return BatchedData(asked.env_ids, self._ask_each(env_ids, items, options))
+        routes = self._route(env_ids)
+        if len(routes) == 1:
+            return BatchedData(asked.env_ids, self._ask(routes[0][0], env_ids, items, options))
+        answers: list[Any] = [None] * len(items)
+        for handle, rows in routes:
+            given = self._ask(handle, [env_ids[row] for row in rows], [items[row] for row in rows], options)
+            for row, answer in zip(rows, given, strict=True):
+                answers[row] = answer
+        return BatchedData(asked.env_ids, answers)
+
+    def postprocess(
+        self, env_ids: Sequence[Hashable], env_rets: Sequence[Any], responses: Sequence[Any]
+    ) -> list[Future[Any]]:
+        """Finish answers, each on the policy that gave it; see ``PolicyGroup.postprocess``."""
+        finish = BasePolicy._postprocess
+        if self._is_async:
+            asked = zip(self._answered(env_ids), env_ids, env_rets, responses, strict=True)
+            return [handle.call_beside(self._channel(env_id), finish, *pair) for handle, env_id, *pair in asked]
+        answers: list[Any] = [None] * len(env_ids)
+        for handle, rows in self._route(tuple(env_ids)):
+            for row in rows:
+                answers[row] = handle.call(finish, env_rets[row], responses[row])
+        return answers
+
+    def settle(self) -> None:
+        """Wait until no request is in flight; a failure is raised where its answer is wanted."""
+        in_flight = [future for _, future in self._in_flight]
+        wait(in_flight, len(in_flight), self._members.timeout_s)
+        self._in_flight.clear()
+
+    def _ask(
+        self, handle: WorkerHandle, env_ids: Sequence[Hashable], env_rets: Sequence[Any], options: Mapping[str, Any]
+    ) -> list[Future[PolicyResponse]]:
+        """Ask one policy by one call; a test double by one for each env worker, since it knows nothing else."""
+        if not self._members.hooks[handle].is_policy:
+            return [handle.call(BasePolicy._rollout, env_ret, **options) for env_ret in env_rets]
+        named = self._named(handle, env_ids, options)
+        if len(env_rets) == 1:
+            return [handle.call(BasePolicy._rollout, env_rets[0], **named)]
+        return handle.call_split(len(env_rets), BasePolicy._rollout_batch, *env_rets, **named)
+
+    def _ask_each(
+        self, env_ids: Sequence[Hashable], env_rets: Sequence[Any], options: Mapping[str, Any]
+    ) -> list[Future[PolicyResponse]]:
+        """Make a request of its own for each env worker, beside all others."""
+        answers = []
+        for env_id, env_ret, place in zip(env_ids, env_rets, self._choose(env_ids, self._loads()), strict=True):
+            handle = self._members.actors[place]
+            hooks = self._members.hooks[handle]
+            named = self._named(handle, (env_id,), options) if hooks.is_policy else options
+            answers.append(handle.call_beside(self._channel(env_id), hooks.rollout_async, env_ret, **named))
+            self._in_flight.append((handle, answers[-1]))
+        return answers
+
+    def _named(self, handle: WorkerHandle, env_ids: Sequence[Hashable], options: Mapping[str, Any]) -> dict[str, Any]:
+        named = {**options, "env_ids": env_ids}
+        if self._weights.pending and handle in self._weights.pending:
+            named["at_least"] = self._weights.pending[handle]
+        return named
+
+    # Choices
+
+    def _route(self, env_ids: tuple[Hashable, ...]) -> list[tuple[WorkerHandle, list[int]]]:
+        """Return the policies that answer a batch, each with the indices of its items; kept until the group changes."""
+        routes = self._routes.get(env_ids)
+        if routes is None:
+            rows: dict[int, list[int]] = {}
+            for row, place in enumerate(self._choose(env_ids, [0] * len(self._members.actors))):
+                rows.setdefault(place, []).append(row)
+            if len(self._routes) >= _MOST_ROUTES:
+                self._routes.clear()
+            routes = self._routes[env_ids] = [(self._members.actors[place], held) for place, held in rows.items()]
+        return routes
+
+    def _answered(self, env_ids: Sequence[Hashable]) -> list[WorkerHandle]:
+        """Return the policies that answered each env worker last, or others instead of those that are gone."""
+        if gone := [env_id for env_id in env_ids if env_id not in self._homes]:
+            self._choose(gone, self._loads())
+        return [self._homes[env_id] for env_id in env_ids]
+
     def _choose(self, env_ids: Sequence[Hashable], loads: Sequence[int]) -> list[int]:
-        """Say which policy answers each env worker, by index, and remember it."""
+        """Choose a policy for each env worker, by index, and remember it."""
         actors = self._members.actors
         if not actors:
             raise ProtocolError("the group has no eval policy to roll out: give one to PolicyGroup, or push one")
@@ -135,8 +194,12 @@ class GroupRouting:
             chosen = stick(self._router, numbers, loads, homes)
         else:
             chosen = self._router.select(numbers, loads)
-        self._homes.update((env_id, actors[index]) for env_id, index in zip(env_ids, chosen, strict=True))
+        self._homes.update((env_id, actors[place]) for env_id, place in zip(env_ids, chosen, strict=True))
         return chosen
+
+    def _channel(self, env_id: Hashable) -> str:
+        number = self._number(env_id)
+        return request_channel(number if number >= 0 else ~number)
 
     def _number(self, env_id: Hashable) -> int:
         """Number an env worker: an integer is its own number, other ids are numbered -1, -2, ... as they come."""
@@ -151,3 +214,7 @@ class GroupRouting:
         self._in_flight = [(handle, future) for handle, future in self._in_flight if id(future) in missing]
         counts = Counter(handle for handle, _ in self._in_flight)
         return [counts[handle] for handle in self._members.actors]
+
+
+def _keeps_state(policy: BasePolicy) -> bool:
+    return policy.is_stateful

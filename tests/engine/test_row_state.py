@@ -67,7 +67,7 @@ def test_a_resumed_run_goes_on_with_the_state_of_each_row(tmp_path, expected):
 def test_a_resumed_run_keeps_who_answers_whom(tmp_path, homes):
     way = {"policy": "recurrent_async", "mode": "async", "env": {"num_workers": 3}, "cluster": {"eval_worker_num": 2}}
     with assemble(made(**way)) as engine:
-        engine.policy_group._routing.restore_homes(list(enumerate(homes)))  # as load may have it
+        engine.policy_group.routing.restore_homes(list(enumerate(homes)))  # as load may have it
         engine.start()
         hidden(engine, 1)
         save_state(tmp_path / "checkpoint", engine.get_state())

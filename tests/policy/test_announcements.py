@@ -172,7 +172,7 @@ def test_a_request_that_needs_weights_that_failed_fails_and_does_not_wait(run, s
 def test_a_state_that_is_loaded_comes_after_weights_that_are_on_their_way(run, slow_news, strategy):
     group = run.group(strategy)
     state = group.get_training_state()
-    for load in (group.load_training_state, group.load_weights):
+    for load in (group.load_training_state, group.state.load_weights):
         run.train()
         group.sync_weights()
         load(state)

@@ -113,7 +113,7 @@ def test_the_nearest_policies_are_known_again_when_one_leaves_or_joins():
     group = PolicyGroup([learner], policies[:1], config)
     group.init(TRAIN)
     policies[1].init_eval()
-    group.init_router(["local"] * 4)
+    group.routing.place_envs(["local"] * 4)
     group.push(policies[1], PolicyRole.EVAL)
     group.sync_weights()
     answers(group.rollout_batch(batch([1] * 4)))
