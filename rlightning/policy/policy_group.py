@@ -66,7 +66,7 @@ class PolicyGroup:
         self.routing = GroupRouting(self._members, config, self._weights)
         self.state = GroupState(self._members, self.routing, self._weights)
         self._formation = GroupFormation(self._members, self._weights, self.state)
-        sends_by_groups = weight_carrier(config) == "collective"
+        sends_by_groups = weight_carrier(self.config) == "collective"
         parts = (self._members, self.routing, self._weights, self.state, self._formation)
         self._roles = GroupRoles(*parts, sends_by_groups=sends_by_groups)
         self._eval_config: Any | None = None
