@@ -24,6 +24,7 @@ from report import machine, print_line, versions
 from rlightning.buffer.data_buffer import DataBuffer
 from rlightning.buffer.shard import BufferShard
 from rlightning.buffer.storage import RolloutBlock
+from rlightning.collect.stepwise import StepwiseCollector
 from rlightning.config import Config, EnvConfig, OptimConfig, PolicyConfig, TrainConfig
 from rlightning.engine.sync_engine import SyncEngine
 from rlightning.env.base_env import BaseEnv
@@ -111,7 +112,7 @@ def build(shape: Shape) -> SyncEngine:
     )
     policy_group.init(config.train, env_group.env_meta)
     buffer = DataBuffer([BufferShard(RolloutBlock, STEPS, [shape.num_envs] * shape.workers)])
-    engine = SyncEngine(config, env_group, policy_group, buffer)
+    engine = SyncEngine(config, StepwiseCollector(env_group, policy_group, buffer), policy_group, buffer)
     engine.start()
     return engine
 
@@ -141,8 +142,7 @@ def measure_parts(engine: SyncEngine, blocks: int) -> dict[str, float]:
 
 def _time_one_block(engine: SyncEngine) -> dict[str, float]:
     seconds = dict.fromkeys(("policy_group.rollout_batch", "env_group.step", "buffer.add_batched_data_async"), 0.0)
-    env_rets = engine.env_rets
-    assert env_rets is not None
+    env_rets = engine.env_group.current(engine.env_group.env_ids)
     for _ in range(STEPS):
         start = perf_counter()
         responses = engine.policy_group.rollout_batch(env_rets)
@@ -157,7 +157,6 @@ def _time_one_block(engine: SyncEngine) -> dict[str, float]:
         env_rets = stepped
     engine.buffer.truncate_episodes(env_rets)
     engine.buffer.clear()
-    engine.env_rets = env_rets
     return seconds
 
 

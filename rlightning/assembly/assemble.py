@@ -10,23 +10,28 @@ from typing import Any
 from rlightning.assembly.run import Run
 from rlightning.assembly.workers import env_kind, of_generation
 from rlightning.buffer.data_buffer import DataBuffer
+from rlightning.collect.collector import Collector
+from rlightning.collect.eager import EagerCollector
+from rlightning.collect.fragments import FragmentCollector
+from rlightning.collect.stepwise import StepwiseCollector
 from rlightning.config import Config
 from rlightning.engine.base_engine import BaseEngine
 from rlightning.engine.eval_engine import EvalEngine
 from rlightning.engine.evaluation import Evaluator
-from rlightning.engine.fragments import FragmentEngine, FragmentGroup
 from rlightning.engine.recorder import Recorder
-from rlightning.engine.sync_engine import RslEngine, SyncEngine
+from rlightning.engine.sync_engine import SyncEngine
 from rlightning.env.env_group import EnvGroup
-from rlightning.env.faults import Replacements
+from rlightning.env.faults import RestartRules
 from rlightning.errors import ProtocolError
 from rlightning.policy.policy_group import PolicyGroup
 from rlightning.registry import lookup
 from rlightning.runtime.spawn import WorkerPool, WorkerSpec
 from rlightning.types import EnvMeta
 
-ENGINES: dict[str, type[BaseEngine]] = {"syncrl": SyncEngine, "rsl": RslEngine, "eval": EvalEngine}
+ENGINES: dict[str, type[BaseEngine]] = {"syncrl": SyncEngine, "rsl": SyncEngine, "eval": EvalEngine}
 """Loops by ``engine``."""
+COLLECTORS = {"syncrl": StepwiseCollector, "rsl": EagerCollector, "eval": StepwiseCollector}
+"""How data come by ``engine``, where env workers are workers of their own."""
 
 
 def trains(config: Config) -> bool:
@@ -150,14 +155,29 @@ def build_engine(
         config.train.max_eval_rollout_steps,
         call_timeout_s=config.cluster.call_timeout_s,
     )
-    parts = (config, env_group, policy_group, data_buffer)
+    collector = build_collector(config, env_group, policy_group, data_buffer, by_fragment=run.plan.by_fragment)
     recorder = recorder if recorder is not None else run.context.recorder
     run.built.add("build_engine")
-    if config.engine == "syncrl" and run.plan.by_fragment:
-        storage, timeout_s = lookup("buffer", config.buffer.type), config.cluster.call_timeout_s
-        fragments = FragmentGroup(env_group, storage, config.train.max_rollout_steps, timeout_s)
-        return FragmentEngine(*parts, evaluator=evaluator, recorder=recorder, fragments=fragments)
+    parts = (config, collector, policy_group, data_buffer)
     return ENGINES[config.engine](*parts, evaluator=evaluator, recorder=recorder)
+
+
+def build_collector(
+    config: Config, env_group: EnvGroup, policy_group: PolicyGroup, data_buffer: DataBuffer, *, by_fragment: bool
+) -> Collector:
+    """Put together what brings the data.
+
+    Args:
+        config: The whole configuration.
+        env_group: Envs to train on.
+        policy_group: Initialised policies.
+        data_buffer: Where collected data go.
+        by_fragment: Whether the env workers live in the processes of eval policies.
+    """
+    timeout_s = config.cluster.call_timeout_s
+    if by_fragment:
+        return FragmentCollector(env_group, data_buffer, lookup("buffer", config.buffer.type), timeout_s)
+    return COLLECTORS[config.engine](env_group, policy_group, data_buffer, timeout_s)
 
 
 def assemble(config: Config, *, recorder: Recorder | None = None) -> BaseEngine:
@@ -182,18 +202,18 @@ def _env_group(
         workers,
         call_timeout_s=run.plan.config.cluster.call_timeout_s,
         on_close=on_close,
-        replacements=_replacements(pool, specs),
+        restarts=_restart_rules(pool, specs),
     )
 
 
-def _replacements(pool: WorkerPool, specs: Sequence[WorkerSpec]) -> Replacements:
+def _restart_rules(pool: WorkerPool, specs: Sequence[WorkerSpec]) -> RestartRules:
     """Return how env workers that a pool started are replaced."""
 
     def build(env_id: int, old: Any, generation: int) -> Any:
         return pool.replace(old, of_generation(specs[env_id], generation))
 
     kinds = [env_kind(spec) for spec in specs]
-    return Replacements(
+    return RestartRules(
         names=[spec.name for spec in specs],
         max_restarts=[kind.max_restarts for kind in kinds],
         # A call here cannot be left alone.

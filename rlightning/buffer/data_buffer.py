@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rlightning.buffer.assignment import BufferRoutes, routes_in_order
-from rlightning.buffer.shard import BufferShard
+from rlightning.buffer.shard import BufferShard, Dropped
 from rlightning.observability.timer import Span
 from rlightning.runtime import Future, JointFuture, WorkerHandle, as_handle, gather
 from rlightning.types import BatchedData, EnvRet, PolicyResponse
 from rlightning.types.fragment import Fragment
 from rlightning.types.tensordict import TensorDict
+from rlightning.types.tree import to_numpy
 
 
 class DataBuffer:
@@ -77,24 +78,15 @@ class DataBuffer:
         if len(self._shards) == 1:
             return self._shards[0].call(BufferShard.add, tuple(env_rets.env_ids), *env_rets.items, *responses.items)
         calls = []
-        for shard, places in self._by_owner(env_rets.env_ids):
-            ids = tuple(env_rets.env_ids[place] for place in places)
-            seen = [env_rets.items[place] for place in places]
-            calls.append(shard.call(BufferShard.add, ids, *seen, *(responses.items[place] for place in places)))
+        for shard, indices in self._by_owner(env_rets.env_ids):
+            ids = tuple(env_rets.env_ids[index] for index in indices)
+            seen = [env_rets.items[index] for index in indices]
+            calls.append(shard.call(BufferShard.add, ids, *seen, *(responses.items[index] for index in indices)))
         return JointFuture(calls)
 
-    def add_fragment_async(self, env_ids: Sequence[int], fragment: Fragment | Future[Fragment]) -> Future[None]:
-        """Add what some env workers collected in one go, without waiting; the future tells of a failure.
-
-        Args:
-            env_ids: The env workers of the fragment.
-            fragment: It, or its future, which goes to the shards unopened.
-        """
-        calls = [
-            shard.call(BufferShard.add_fragment, [env_ids[place] for place in places], fragment)
-            for shard, places in self._by_owner(env_ids)
-        ]
-        return calls[0] if len(calls) == 1 else JointFuture(calls)
+    def add_fragment_async(self, env_id: int, fragment: Fragment | Future[Fragment]) -> Future[None]:
+        """Add what an env worker collected in one go, without waiting; a future of it goes to its shard unopened."""
+        return self._owner(env_id).call(BufferShard.add_fragment, fragment)
 
     def add_transition(
         self, env_id: int, env_ret: EnvRet | Future[EnvRet], response: PolicyResponse | Future[PolicyResponse]
@@ -108,7 +100,7 @@ class DataBuffer:
 
     def add_episode(self, env_id: int, episode: TensorDict) -> None:
         """Add consecutive whole transitions of one env worker, [T', N_worker]; fields as in ``sample``."""
-        self._owner(env_id).call(BufferShard.add_episode, env_id, episode).result(self._timeout_s)
+        self.add_fragment_async(env_id, Fragment(env_id, to_numpy(episode.to_dict()))).result(self._timeout_s)
 
     def truncate_episodes(self, env_rets: BatchedData[Any]) -> None:
         """Close the last step of each env worker by its latest result, so that the data can be sampled.
@@ -116,26 +108,32 @@ class DataBuffer:
         The episodes go on afterwards: the next step that is added starts a new row. What the learner needs to
         bootstrap the open end, the true next observation, is in the row.
         """
-        calls = []
-        for shard, places in self._by_owner(env_rets.env_ids):
-            ids = tuple(env_rets.env_ids[place] for place in places)
-            calls.append(shard.call(BufferShard.truncate, ids, *(env_rets.items[place] for place in places)))
-        gather(calls, self._timeout_s)
+        gather([self.truncate_async(env_id, env_ret) for env_id, env_ret in env_rets], self._timeout_s)
 
-    def cut(self, env_ids: Sequence[int]) -> None:
-        """Drop the open steps of env workers whose outcomes are lost; their next steps are those of other episodes.
+    def truncate_async(self, env_id: int, env_ret: EnvRet | Future[EnvRet], steps: int | None = None) -> Future[bool]:
+        """Make the fragment of an env worker whole by its latest result, without waiting.
 
-        The step before it is kept, as one that truncated its episode in its true next observation.
+        Args:
+            env_id: The env worker.
+            env_ret: Its latest result.
+            steps: How many steps the fragment must have; None takes any number.
+
+        Returns:
+            Whether it is whole: False where it has another number of steps, and then nothing is closed.
         """
-        calls = [
-            shard.call(BufferShard.cut, [env_ids[place] for place in places])
-            for shard, places in self._by_owner(env_ids)
-        ]
-        gather(calls, self._timeout_s)
+        return self._owner(env_id).call(BufferShard.truncate, env_id, env_ret, steps)
 
-    def rows(self) -> dict[int, int]:
-        """Count the steps of each env worker, an open one among them."""
-        return {env_id: rows for held in self._all(BufferShard.rows) for env_id, rows in held.items()}
+    def take_async(self, env_id: int) -> Future[Fragment]:
+        """Remove the fragment of an env worker, which must be whole; its future goes on unopened."""
+        return self._owner(env_id).call(BufferShard.take, env_id)
+
+    def drop(self, env_ids: Sequence[int]) -> dict[int, Dropped]:
+        """Forget what is held of the fragments of some env workers that are not whole."""
+        calls = [
+            shard.call(BufferShard.drop, [env_ids[index] for index in indices])
+            for shard, indices in self._by_owner(env_ids)
+        ]
+        return {env_id: lost for held in gather(calls, self._timeout_s) for env_id, lost in held.items()}
 
     def sample(self, num_learners: int | None = None) -> list[Future[TensorDict]]:
         """Give the data, one piece for each train policy; pass the pieces on unopened.
@@ -201,9 +199,9 @@ class DataBuffer:
         return self._owners[env_id] if self._owners else self._shards[0]
 
     def _by_owner(self, env_ids: Sequence[int]) -> list[tuple[WorkerHandle, list[int]]]:
-        """Say which shard owns which places of a batch."""
-        places: dict[str, tuple[WorkerHandle, list[int]]] = {}
-        for place, env_id in enumerate(env_ids):
+        """Return each shard that owns something of a batch, with the indices of that."""
+        owned: dict[str, tuple[WorkerHandle, list[int]]] = {}
+        for index, env_id in enumerate(env_ids):
             owner = self._owner(env_id)
-            places.setdefault(owner.name, (owner, []))[1].append(place)
-        return list(places.values())
+            owned.setdefault(owner.name, (owner, []))[1].append(index)
+        return list(owned.values())

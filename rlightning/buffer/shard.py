@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rlightning.buffer.assignment import blocks
@@ -10,12 +11,23 @@ from rlightning.observability.timer import Span, Timer
 from rlightning.types import EnvRet, PolicyResponse
 from rlightning.types.fragment import Fragment
 from rlightning.types.tensordict import TensorDict
-from rlightning.types.tensors import owned_tensor
-from rlightning.types.tree import tree_map
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """What was held of a fragment that is not whole.
+
+    Attributes:
+        rows: Its rows, an open one among them.
+        transitions: Its valid whole transitions.
+    """
+
+    rows: int = 0
+    transitions: int = 0
 
 
 class BufferShard:
-    """Owns one storage; runs in a worker process or locally."""
+    """Owns one storage, and assembles in it the fragments of its env workers from single steps."""
 
     def __init__(
         self, storage_class: type[Any], capacity: int, num_envs: Sequence[int], env_ids: Sequence[int] | None = None
@@ -26,12 +38,12 @@ class BufferShard:
             storage_class: Such as ``RolloutBlock``.
             capacity: Steps per sub-env.
             num_envs: Sub-envs of each of its env workers.
-            env_ids: Those env workers, in the order of their rows; None means 0, 1, and so on.
+            env_ids: Those env workers, in the order of their columns; None means 0, 1, and so on.
         """
         self._storage = storage_class(capacity, num_envs)
         owned = range(len(num_envs)) if env_ids is None else env_ids
         self._storage.env_ids = list(owned)
-        self._places = {env_id: place for place, env_id in enumerate(owned)}
+        self._indices = {env_id: index for index, env_id in enumerate(owned)}
         self._timer = Timer()
         self._is_traced = False
 
@@ -50,52 +62,50 @@ class BufferShard:
 
     def _add(self, env_ids: Sequence[int], env_rets_and_responses: Sequence[Any]) -> None:
         count = len(env_ids)
-        for place, env_id in enumerate(env_ids):
-            env_ret: EnvRet = env_rets_and_responses[place]
-            response: PolicyResponse = env_rets_and_responses[count + place]
-            self._storage.add(self._places[env_id], env_ret, response)
+        for number, env_id in enumerate(env_ids):
+            env_ret: EnvRet = env_rets_and_responses[number]
+            response: PolicyResponse = env_rets_and_responses[count + number]
+            self._storage.add(self._indices[env_id], env_ret, response)
 
-    def truncate(self, env_ids: Sequence[int], *env_rets: EnvRet) -> None:
-        """Close the open steps of some env workers by their latest results."""
-        for env_id, env_ret in zip(env_ids, env_rets, strict=True):
-            self._storage.truncate(self._places[env_id], env_ret)
+    def truncate(self, env_id: int, env_ret: EnvRet, steps: int | None = None) -> bool:
+        """Close the open step of an env worker by its latest result, so that its fragment is whole.
 
-    def cut(self, env_ids: Sequence[int]) -> None:
-        """Drop the open steps of some env workers, whose outcomes are lost."""
-        for env_id in env_ids:
-            self._storage.cut(self._places[env_id])
+        Args:
+            env_id: The env worker.
+            env_ret: Its latest result.
+            steps: How many steps the fragment must have; None takes any number.
 
-    def rows(self) -> dict[int, int]:
-        """Count the steps of each env worker, an open one among them."""
-        return dict(zip(self._places, self._storage.rows(), strict=True))
+        Returns:
+            Whether it is whole; with another number of steps, of which some were lost on the way, nothing is closed.
+        """
+        index = self._indices[env_id]
+        if steps is not None and self._storage.rows(index) != steps:
+            return False
+        self._storage.truncate(index, env_ret)
+        return True
 
-    def add_episode(self, env_id: int, episode: TensorDict) -> None:
-        """Add consecutive whole transitions of one env worker."""
-        self._storage.add_episode(self._places[env_id], episode)
+    def drop(self, env_ids: Sequence[int]) -> dict[int, Dropped]:
+        """Forget what is held of the fragments of some env workers that are not whole."""
+        return {env_id: Dropped(*self._storage.drop(self._indices[env_id])) for env_id in env_ids}
 
-    def add_fragment(self, env_ids: Sequence[int], fragment: Fragment) -> None:
-        """Add what those of a fragment's env workers collected that are this shard's."""
+    def take(self, env_id: int) -> Fragment:
+        """Remove the fragment of an env worker, which must be whole, and return it."""
+        with self._timer.measure("sample"):
+            return Fragment(env_id, self._storage.take(self._indices[env_id]))
+
+    def add_fragment(self, fragment: Fragment) -> None:
+        """Add whole transitions of one env worker."""
         with self._timer.measure("store"):
-            self._add_fragment(env_ids, fragment)
-
-    def _add_fragment(self, env_ids: Sequence[int], fragment: Fragment) -> None:
-        length = len(fragment.fields["reward"])
-        stop = 0
-        for env_id, count in zip(fragment.env_ids, fragment.num_envs, strict=True):
-            start, stop = stop, stop + count
-            if env_id in env_ids:
-                # Owned, since what comes out of an object store may not be written, of which torch would warn.
-                rows = tree_map(lambda leaf, at=slice(start, stop): owned_tensor(leaf[:, at]), fragment.fields)
-                self.add_episode(env_id, TensorDict(rows, batch_size=[length, count]))
+            self._storage.add_fragment(self._indices[fragment.env_id], fragment.fields)
 
     def sample(self) -> TensorDict:
-        """Give the data, ``[T, N]``."""
+        """Return the data, ``[T, N]``."""
         with self._timer.measure("sample"):
             data: TensorDict = self._storage.sample()
         return data
 
     def sample_pieces(self, count: int) -> list[TensorDict]:
-        """Give the data in pieces of whole sub-envs, ``[T, N']`` each; some have none where there are too few."""
+        """Return the data in pieces of whole sub-envs, ``[T, N']`` each; some have none where there are too few."""
         data = self.sample()
         return [data[:, block.start : block.stop] for block in blocks(data.batch_size[1], count)]
 
@@ -108,7 +118,7 @@ class BufferShard:
         return int(self._storage.size())
 
     def versions(self) -> tuple[int, int]:
-        """Give the oldest and the newest version of weights that acted in the data."""
+        """Return the oldest and the newest version of weights that acted in the data."""
         oldest, newest = self._storage.versions()
         return int(oldest), int(newest)
 
@@ -118,5 +128,5 @@ class BufferShard:
         self._timer.record_spans()
 
     def take_spans(self) -> list[Span]:
-        """Give what was written down since the last call."""
+        """Return what was written down since the last call."""
         return self._timer.take_spans()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,12 +13,16 @@ import torch
 from rlightning.errors import NotEnoughData, ProtocolError, ShapeError
 from rlightning.types import EnvRet, PolicyResponse, Tree
 from rlightning.types.tensordict import TensorDict
-from rlightning.types.tree import to_host, to_numpy, tree_leaves, tree_map
+from rlightning.types.tree import to_host, tree_leaves, tree_map
 
 RESERVED = ("observation", "next_observation", "action", "reward", "terminated", "truncated", "valid", "version")
 """Fields of every block; the extras of a response come beside them."""
-_DTYPES = {"reward": np.float32, **dict.fromkeys(("terminated", "truncated", "valid"), np.bool_), "version": np.int64}
+_FLAGS = {"terminated": False, "truncated": False, "valid": True}
+"""Flags of every block, and what they are in a row where nothing happens."""
+_DTYPES = {"reward": np.float32, **dict.fromkeys(_FLAGS, np.bool_), "version": np.int64}
 """Of the fields that are alike in every block; that of the others is the one in which they come."""
+_End = tuple[int, Tree, Any]
+"""Where episodes ended: the row, the true last observation, and the sub-envs, [N_worker] bool."""
 
 
 class RolloutBlock:
@@ -26,7 +30,7 @@ class RolloutBlock:
 
     A row is a whole transition: what was seen, what was done, what came of it, and what was truly seen next. It is
     opened by ``add`` and closed by the next ``add`` or by ``truncate``, since the outcome comes with the next result.
-    Env workers may be at different steps.
+    The rows of an env worker up to a ``truncate`` are a fragment: it is whole then, and until then ``drop`` removes it.
 
     Attributes:
         capacity: T, steps per sub-env.
@@ -38,7 +42,7 @@ class RolloutBlock:
 
         Args:
             capacity: T, steps per sub-env.
-            num_envs: Sub-envs of each env worker, by env id.
+            num_envs: Sub-envs of each env worker, in the order of their columns.
         """
         self.capacity = capacity
         self.env_ids: Sequence[int] = range(len(num_envs))
@@ -46,19 +50,18 @@ class RolloutBlock:
         self._slices = [slice(stop - count, stop) for stop, count in zip(stops, num_envs, strict=True)]
         self._width = stops[-1]
         self._rows = [0] * len(num_envs)
-        self._closed = [0] * len(num_envs)
-        self._seen_next: list[list[int]] = [[] for _ in num_envs]  # rows whose next observation is written already
-        self._is_plain = True  # no flag is up, and all rows are valid
-        self._references: list[int] = []  # to each array of the memory, where nobody else has any
+        self._whole = [0] * len(num_envs)  # rows up to the last truncation; of later ones, the last row is open
+        self._ends: list[list[_End]] = [[] for _ in num_envs]  # of episodes, in rows that are not whole yet
+        self._references: list[int] = []  # to each array of the memory, where nothing else has any
         self._fields: dict[str, Tree] = {}
         self._columns: list[dict[str, Tree]] = []
         self._names: set[str] = set()
 
-    def add(self, env_id: int, env_ret: EnvRet, response: PolicyResponse) -> None:
+    def add(self, index: int, env_ret: EnvRet, response: PolicyResponse) -> None:
         """Close the open row of an env worker by what came of it, and open the next one.
 
         Args:
-            env_id: The env worker.
+            index: Of the env worker in this block.
             env_ret: What was seen, [N_worker, ...].
             response: What was done there, [N_worker, ...].
 
@@ -66,16 +69,16 @@ class RolloutBlock:
             ProtocolError: If the block is full.
             ShapeError: If a field has another shape, or numbers of another kind, than in the steps before.
         """
-        row = self._rows[env_id]
-        if row > self._closed[env_id]:
-            self._close(env_id, env_ret, is_last=row == self.capacity)
+        row = self._rows[index]
         if row == self.capacity:
             raise ProtocolError(
-                f"the block is full after {row} steps of env worker {self._name(env_id)}: sample and clear it first"
+                f"the block is full after {row} steps of env worker {self._name(index)}: sample and clear it first"
             )
+        if row > self._whole[index]:
+            self._close(index, row - 1, env_ret)
         if not self._fields:
             self._allocate(env_ret, response)
-        columns, extras = self._columns[env_id], response.extras
+        columns, extras = self._columns[index], response.extras
         if extras.keys() != self._names:
             raise ShapeError(f"a response has the extras {sorted(extras)}, earlier ones {sorted(self._names)}")
         try:
@@ -84,60 +87,102 @@ class RolloutBlock:
             for name in self._names:
                 _write(columns[name], row, extras[name])
         except (ValueError, KeyError, TypeError) as error:
-            raise _misfit(row, self._name(env_id), error) from error
+            raise _misfit(row, self._name(index), error) from error
         columns["version"][row] = response.version
-        self._rows[env_id] = row + 1
+        self._rows[index] = row + 1
 
-    def truncate(self, env_id: int, env_ret: EnvRet) -> None:
-        """Close the open row of an env worker, so that the learner can take the block."""
-        if self._rows[env_id] > self._closed[env_id]:
-            self._close(env_id, env_ret, is_last=True)
+    def _close(self, index: int, row: int, env_ret: EnvRet) -> None:
+        columns = self._columns[index]
+        try:
+            _write(columns["reward"], row, env_ret.reward)
+            # Most steps raise no flag, and the block lies there without any.
+            if _raises_flags(env_ret):
+                _write(columns["terminated"], row, env_ret.terminated)
+                _write(columns["truncated"], row, env_ret.truncated)
+                _write(columns["valid"], row, ~env_ret.is_reset)
+        except (ValueError, KeyError, TypeError) as error:
+            raise _misfit(row, self._name(index), error) from error
+        if env_ret.final_observation is not None:
+            self._ends[index].append((row, env_ret.final_observation, env_ret.ended))
 
-    def cut(self, env_id: int) -> None:
-        """Drop the open row of an env worker, whose outcome is lost; what comes next does not continue what is here.
-
-        The row before it is whole and ends in what the dropped one saw. It is marked as truncated where no episode
-        ended with it, so that learners take the value of that observation and nothing crosses to the next row.
-        """
-        row, columns = self._closed[env_id], self._columns[env_id] if self._columns else {}
-        is_open = self._rows[env_id] > row
-        self._rows[env_id] = row
-        if row == 0:
+    def truncate(self, index: int, env_ret: EnvRet) -> None:
+        """Close the open row of an env worker, and write what was seen next into all rows that lack it."""
+        start, stop = self._whole[index], self._rows[index]
+        if start == stop:
             return
-        if is_open and row - 1 not in self._seen_next[env_id]:
-            _write(columns["next_observation"], row - 1, tree_map(lambda leaf: leaf[row], columns["observation"]))
-            self._seen_next[env_id].append(row - 1)
-        self._is_plain = False
-        columns["truncated"][row - 1] |= columns["valid"][row - 1] & ~columns["terminated"][row - 1]
+        self._close(index, stop - 1, env_ret)
+        following = self._columns[index]["next_observation"]
+        later = tree_map(lambda leaf: leaf[start + 1 : stop], self._columns[index]["observation"])
+        row = stop - 1
+        try:
+            _write(following, slice(start, row), later)
+            _write(following, row, env_ret.observation)
+            for row, final_observation, ended in self._ends[index]:
+                _write(following, row, final_observation, ended)
+        except (ValueError, KeyError, TypeError) as error:
+            raise _misfit(row, self._name(index), error) from error
+        self._ends[index].clear()
+        self._whole[index] = stop
 
-    def rows(self) -> list[int]:
-        """Count the rows of each env worker, an open one among them."""
-        return list(self._rows)
+    def drop(self, index: int) -> tuple[int, int]:
+        """Forget the rows of an env worker since its last truncation.
 
-    def add_episode(self, env_id: int, episode: TensorDict) -> None:
+        Returns:
+            How many rows these were, an open one among them, and how many valid transitions were lost with them.
+        """
+        start, stop = self._whole[index], self._rows[index]
+        if start == stop:
+            return 0, 0
+        lost = int(self._columns[index]["valid"][start : stop - 1].sum())
+        self._forget(index, start)
+        return stop - start, lost
+
+    def take(self, index: int) -> dict[str, Tree]:
+        """Return copies of the rows of an env worker and forget them: the fields of ``sample``, [T, N_worker, ...].
+
+        Raises:
+            ProtocolError: If there are none, or one is open.
+        """
+        stop = self._rows[index]
+        if not 0 < stop == self._whole[index]:
+            raise ProtocolError(f"env worker {self._name(index)} has no whole fragment: call truncate_episodes first")
+        fields: dict[str, Tree] = tree_map(lambda leaf: leaf[:stop].copy(), self._columns[index])
+        self._forget(index, 0)
+        return fields
+
+    def _forget(self, index: int, start: int) -> None:
+        for name, flag in _FLAGS.items():
+            self._columns[index][name][start : self._rows[index]] = flag
+        self._rows[index] = self._whole[index] = start
+        self._ends[index].clear()
+
+    def rows(self, index: int) -> int:
+        """Count the rows of an env worker, an open one among them."""
+        return self._rows[index]
+
+    def add_fragment(self, index: int, fields: Mapping[str, Tree]) -> None:
         """Write consecutive whole transitions of an env worker.
 
         Args:
-            env_id: The env worker.
-            episode: The fields of ``sample``, [T', N_worker, ...]; ``valid`` and ``version`` may be missing.
+            index: Of the env worker in this block.
+            fields: Those of ``sample``, arrays [T', N_worker, ...]; ``valid`` and ``version`` may be missing.
 
         Raises:
             NotEnoughData: If fewer than T' rows are free.
             ProtocolError: If a row is open.
             ShapeError: If fields are missing, or are others or of other shapes than those of the block.
         """
-        start, count = self._rows[env_id], episode.batch_size[0]
-        if start != self._closed[env_id]:
+        start, count = self._rows[index], len(fields["reward"])
+        if start != self._whole[index]:
             raise ProtocolError(
-                f"env worker {self._name(env_id)} has an open row: call truncate_episodes before add_episode"
+                f"env worker {self._name(index)} has an open row: call truncate_episodes before add_episode"
             )
         if start + count > self.capacity:
             raise NotEnoughData(
-                f"{count} steps do not fit: {self.capacity - start} rows of env worker {self._name(env_id)} are free"
+                f"{count} steps do not fit: {self.capacity - start} rows of env worker {self._name(index)} are free"
             )
-        given: dict[str, Any] = to_numpy(episode.to_dict())
-        filler = {"valid": np.ones(episode.batch_size, np.bool_), "version": np.full(episode.batch_size, -1)}
-        given = {**filler, **given}
+        shape = fields["reward"].shape
+        given = {"valid": np.ones(shape, np.bool_), "version": np.full(shape, -1), **fields}
         wanted = {*self._fields, *RESERVED}
         if not wanted <= given.keys() or (self._fields and given.keys() != wanted):
             raise ShapeError(f"the episode has the fields {sorted(given)}, the block {sorted(wanted)}")
@@ -145,15 +190,13 @@ class RolloutBlock:
             self._take_memory(tree_map(lambda leaf: leaf[0], given))
         try:
             for name, value in given.items():
-                _write(self._columns[env_id][name], slice(start, start + count), value)
+                _write(self._columns[index][name], slice(start, start + count), value)
         except (ValueError, KeyError, TypeError) as error:
-            raise _misfit(start, self._name(env_id), error) from error
-        self._is_plain = False
-        self._seen_next[env_id] += range(start, start + count)
-        self._rows[env_id] = self._closed[env_id] = start + count
+            raise _misfit(start, self._name(index), error) from error
+        self._rows[index] = self._whole[index] = start + count
 
     def sample(self) -> TensorDict:
-        """Give all steps, as views that may be kept and written into: ``clear`` leaves their memory to who has them.
+        """Return all steps, as views that may be kept and written into: ``clear`` takes other memory then.
 
         Returns:
             ``[T, N]`` with the fields ``observation``, ``next_observation`` (the true next one, also where an episode
@@ -166,85 +209,43 @@ class RolloutBlock:
         """
         if min(self._rows) == 0:
             raise NotEnoughData(f"asked for a block, held: {self._rows} steps by env worker")
-        if self._rows != self._closed:
+        if self._rows != self._whole:
             raise ProtocolError("the last step has no outcome yet: call truncate_episodes with the latest env results")
         if len(set(self._rows)) > 1:
             raise NotEnoughData(f"env workers are at different steps {self._rows}: collect until all are equal")
         length = self._rows[0]
-        for env_id in range(len(self._rows)):
-            self._complete(env_id)
         tensors = tree_map(lambda leaf: torch.from_numpy(leaf[:length]), self._fields)
         return TensorDict(tensors, batch_size=[length, self._width])
 
     def clear(self) -> None:
-        """Forget all steps; the memory is used again, unless somebody still has what ``sample`` gave."""
-        count = len(self._rows)
+        """Forget all steps; the memory is used again, unless what ``sample`` returned is still in use."""
         is_held = [now != own for now, own in zip(_references_to(self._fields), self._references, strict=True)]
         if any(is_held):
             each = iter(is_held)
             self._use(tree_map(lambda array: np.empty_like(array) if next(each) else array, self._fields))
         elif self._fields:
-            self._lower_flags()  # also where none was up: whoever had the views may have written into them
-        self._rows, self._closed = [0] * count, [0] * count
-        self._seen_next = [[] for _ in range(count)]
+            self._lower_flags()  # also where none was up: the views may have been written into
+        self._rows, self._whole = [0] * len(self._rows), [0] * len(self._rows)
+        self._ends = [[] for _ in self._rows]
 
     def _lower_flags(self) -> None:
-        self._fields["terminated"].fill(False)
-        self._fields["truncated"].fill(False)
-        self._fields["valid"].fill(True)
-        self._is_plain = True
+        for name, flag in _FLAGS.items():
+            self._fields[name].fill(flag)
 
     def size(self) -> int:
-        """Count the valid transitions that are whole."""
-        return sum(
-            int(columns["valid"][:closed].sum()) for closed, columns in zip(self._closed, self._columns, strict=False)
-        )
+        """Count the valid transitions that are whole, those of fragments that are not among them."""
+        held = zip(self._rows, self._whole, self._columns, strict=False)
+        return sum(int(columns["valid"][: max(rows - 1, whole)].sum()) for rows, whole, columns in held)
 
     def versions(self) -> tuple[int, int]:
-        """Give the oldest and the newest version of weights that acted in the block."""
+        """Return the oldest and the newest version of weights that acted in the block."""
         held = [columns["version"][:rows] for rows, columns in zip(self._rows, self._columns, strict=False) if rows]
         if not held:
             raise NotEnoughData("the block is empty")
         return min(int(rows.min()) for rows in held), max(int(rows.max()) for rows in held)
 
-    def _name(self, env_id: int) -> int:
-        return self.env_ids[env_id]
-
-    def _close(self, env_id: int, env_ret: EnvRet, *, is_last: bool) -> None:
-        row, columns = self._closed[env_id], self._columns[env_id]
-        try:
-            _write(columns["reward"], row, env_ret.reward)
-            # Most steps raise no flag, and the block lies there without any.
-            if _raises_flags(env_ret):
-                self._is_plain = False
-                _write(columns["terminated"], row, env_ret.terminated)
-                _write(columns["truncated"], row, env_ret.truncated)
-                _write(columns["valid"], row, ~env_ret.is_reset)
-        except (ValueError, KeyError, TypeError) as error:
-            raise _misfit(row, self._name(env_id), error) from error
-        if is_last or env_ret.final_observation is not None:
-            self._write_next(env_id, row, env_ret)
-        self._closed[env_id] = row + 1
-
-    def _write_next(self, env_id: int, row: int, env_ret: EnvRet) -> None:
-        """Write a next observation that is not the observation of the next row."""
-        column = self._columns[env_id]["next_observation"]
-        try:
-            _write(column, row, env_ret.observation)
-            if env_ret.final_observation is not None:
-                _write(column, row, env_ret.final_observation, env_ret.ended)
-        except (ValueError, KeyError, TypeError) as error:
-            raise _misfit(row, self._name(env_id), error) from error
-        self._seen_next[env_id].append(row)
-
-    def _complete(self, env_id: int) -> None:
-        """Copy the other next observations: each is the observation of the next row."""
-        columns, start = self._columns[env_id], 0
-        for stop in self._seen_next[env_id]:
-            if start < stop:
-                following = tree_map(lambda leaf, at=slice(start + 1, stop + 1): leaf[at], columns["observation"])
-                _write(columns["next_observation"], slice(start, stop), following)
-            start = stop + 1
+    def _name(self, index: int) -> int:
+        return self.env_ids[index]
 
     def _allocate(self, env_ret: EnvRet, response: PolicyResponse) -> None:
         clash = [name for name in response.extras if name in RESERVED]

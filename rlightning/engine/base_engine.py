@@ -1,4 +1,4 @@
-"""What all training loops share: each phase once, and the loop on one screen."""
+"""What all training loops share: when to publish, evaluate, log and save."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ import numpy as np
 
 from rlightning.buffer.data_buffer import DataBuffer
 from rlightning.checkpoint import load_state
+from rlightning.collect.collector import Collector
 from rlightning.config import Config
 from rlightning.engine.evaluation import EvalResult, Evaluator, info_means, returns_by_task
 from rlightning.engine.interrupt import Interrupt
 from rlightning.engine.recorder import Recorder, SilentRecorder
 from rlightning.env.env_group import EnvGroup
-from rlightning.env.faults import FaultCounts
 from rlightning.errors import (
     CheckpointError,
     ConfigError,
@@ -33,10 +33,8 @@ from rlightning.errors import (
     WorkerError,
 )
 from rlightning.functional.schedules import anneal
-from rlightning.observability.timer import Span, Timer
+from rlightning.observability.timer import Span
 from rlightning.policy.policy_group import PolicyGroup
-from rlightning.runtime import gather
-from rlightning.types import BatchedData
 
 logger = logging.getLogger(__name__)
 
@@ -64,39 +62,38 @@ class RunResult:
 
 
 class BaseEngine(ABC):
-    """Runs epochs: collect, learn, publish; and now and then evaluate and save.
+    """Runs epochs, and now and then evaluates and saves.
 
-    A subclass says how to collect. ``run`` may be called once.
+    A subclass says what an epoch is. ``run`` may be called once.
     """
 
     def __init__(
         self,
         config: Config,
-        env_group: EnvGroup,
+        collector: Collector,
         policy_group: PolicyGroup,
         buffer: DataBuffer,
         *,
         evaluator: Evaluator | None = None,
         recorder: Recorder | None = None,
     ) -> None:
-        """Take the parts.
+        """Put the parts together.
 
         Args:
             config: The whole configuration.
-            env_group: Envs to train on.
+            collector: Brings the data of the envs to train on.
             policy_group: Initialised policies.
             buffer: Where collected data go.
             evaluator: Evaluates; None leaves evaluations out.
             recorder: Takes metrics and checkpoints; None keeps nothing.
         """
         self.config = config
-        self.env_group, self.policy_group, self.buffer = env_group, policy_group, buffer
+        self.collector, self.policy_group, self.buffer = collector, policy_group, buffer
         self.evaluator = evaluator
         self.recorder: Recorder = recorder if recorder is not None else SilentRecorder()
         self.epoch = 0
         self.env_steps = 0
-        self.env_rets: BatchedData[Any] | None = None
-        self._timer = Timer()
+        self._timer = collector.timer
         self._returns: deque[float] = deque(maxlen=RETURN_WINDOW)
         self._best = float("-inf")
         self._evaluation: EvalResult | None = None
@@ -105,6 +102,11 @@ class BaseEngine(ABC):
         self._pushes = 0
         self._interrupt = Interrupt()
         self._saved_at = time.monotonic()
+
+    @property
+    def env_group(self) -> EnvGroup:
+        """The envs to train on."""
+        return self.collector.env_group
 
     def run(self) -> RunResult:
         """Run to ``train.max_epochs``.
@@ -141,35 +143,19 @@ class BaseEngine(ABC):
             raise KeyboardInterrupt
         return RunResult(self.epoch, self.env_steps, self.return_mean, self._evaluation, self._checkpoint)
 
+    @abstractmethod
     def run_epoch(self) -> dict[str, float]:
         """Collect, learn and publish once.
 
         Returns:
             The metrics of the epoch.
         """
-        timer = self._timer
-        timer.reset()
-        with timer.measure("total"):
-            with timer.measure("collect"):
-                self.make_room_to_act()
-                rows = self.collect()
-            with timer.measure("learn"):
-                self.make_room_to_learn()
-                metrics = self.learn()
-            with timer.measure("publish"):
-                version = self.publish()
-        self.epoch += 1
-        self.env_steps += rows
-        total = timer.total_s("total")
-        metrics |= {f"time/{name}_s": timer.total_s(name) for name in ("collect", "learn", "publish", "total")}
-        metrics |= {"time/env_steps_per_s": rows / total, "policy/version": float(version)}
-        return metrics | self._count_episodes() | self._count_faults()
 
     def start(self) -> None:
         """Bring the initial weights to all who act and reset the envs; a resumed run has both already."""
-        if self.env_rets is None:
+        if not self.collector.is_reset:
             self.publish()
-            self.env_rets = self.env_group.reset()
+            self.collector.reset()
         # What imports and building left behind stays to the end; looking through it for cycles again and again takes
         # some per cent of a small run's time.
         gc.freeze()
@@ -185,33 +171,6 @@ class BaseEngine(ABC):
         if self.config.cluster.enable_offload:
             self.policy_group.offload_eval_model()
             self.policy_group.reload_model_param_and_grad()
-
-    @abstractmethod
-    def collect(self) -> int:
-        """Fill the buffer with the data of one epoch.
-
-        Returns:
-            Valid transitions.
-        """
-
-    def learn(self) -> dict[str, float]:
-        """Train on the buffer's data and empty it.
-
-        Raises:
-            ProtocolError: If the data were made by older weights than the learner has.
-        """
-        lag = self.policy_group.update_dataset(self.buffer.sample(len(self.policy_group.train_list)))
-        if lag > self.max_version_lag:
-            raise ProtocolError(
-                f"the data of epoch {self.epoch} were made by weights {lag} versions older than the learner's: publish "
-                f"after every learn"
-            )
-        metrics = _numbers(self.policy_group.train())
-        self.buffer.clear()
-        return {**metrics, "policy/version_lag": float(lag)}
-
-    max_version_lag: int = 0
-    """Versions that data may be behind the learner."""
 
     def publish(self) -> int:
         """Bring the learner's weights to all who act.
@@ -263,19 +222,19 @@ class BaseEngine(ABC):
         return limit_s is not None and time.monotonic() - self._saved_at >= limit_s
 
     def get_state(self) -> dict[str, Any]:
-        """Give all that a resumed run needs: policies, envs, counters."""
-        faults = self.env_group.faults
+        """Return all that a resumed run needs: policies, envs, counters."""
+        collected = self.collector.get_state()
         counters = {
             "epoch": self.epoch,
             "env_steps": self.env_steps,
             "max_epochs": self.config.train.max_epochs,
             "best": self._best,
             "returns": list(self._returns),
-            "faults": {"restarts": faults.restarts, "generations": faults.generations, "kinds": faults.kinds},
+            **{name: collected[name] for name in ("faults", "dropped")},
         }
         return {
             "policy": self.policy_group.get_training_state(),
-            "env": self.env_group.get_state(),
+            "env": collected["env"],
             "engine": counters,
         }
 
@@ -291,23 +250,21 @@ class BaseEngine(ABC):
             self.epoch, self.env_steps = counters["epoch"], counters["env_steps"]
             self._best = counters["best"]
             self._returns = deque(counters["returns"], maxlen=RETURN_WINDOW)
-            policy, env = state["policy"], state["env"]
-            if "faults" in counters:  # those before had none
-                self.env_group.faults = FaultCounts(**counters["faults"])
+            policy, collected = state["policy"], {**counters, "env": state["env"]}
         except KeyError as error:
             raise CheckpointError(f"{checkpoint} is not a checkpoint of a run: it lacks {error}") from error
         try:
             self.policy_group.load_training_state(policy)
-            self.env_rets = self.env_group.set_state(env, generation=self.epoch)
-            gather(self.env_rets.items, self.config.cluster.call_timeout_s)
+            lost = self.collector.set_state(collected, generation=self.epoch)
         except (WorkerError, ProtocolError) as error:
             if isinstance(error, WorkerError) and not isinstance(error.__cause__, CheckpointError):
                 raise
             raise CheckpointError(f"{checkpoint} does not fit this run: {error}") from error
         self._tell_of_a_longer_schedule(counters.get("max_epochs", self.config.train.max_epochs))
-        if lost := [f"env[{index}]" for index, state in enumerate(env) if state is None]:
+        if lost:
             self.policy_group.envs_changed()
-            logger.warning("the state of %s could not be stored: new episodes start there", ", ".join(lost))
+            names = ", ".join(f"env[{env_id}]" for env_id in lost)
+            logger.warning("the state of %s could not be stored: new episodes start there", names)
 
     def _tell_of_a_longer_schedule(self, epochs: int) -> None:
         """Log what another number of epochs does to a learning rate that falls over the run."""
@@ -395,6 +352,7 @@ class BaseEngine(ABC):
         counts = Counter(self.env_group.faults.metrics())
         if self.evaluator is not None:
             counts.update(self.evaluator.faults.metrics())
+        counts.update({f"dropped/{kind}": float(count) for kind, count in self.collector.dropped.items()})
         return dict(counts)
 
     def _log(self, metrics: dict[str, float]) -> None:
@@ -415,16 +373,16 @@ def _due(epoch: int, interval: int, last: bool) -> bool:
     return last or (interval > 0 and epoch % interval == 0)
 
 
-def _numbers(metrics: Any) -> dict[str, float]:
-    """Take what a policy's ``train`` returned: numbers by name, or nothing."""
+def numbers(metrics: Any) -> dict[str, float]:
+    """Read what a policy's ``train`` returned: numbers by name, or nothing."""
     if metrics is None:
         return {}
     if not isinstance(metrics, Mapping):
         raise ProtocolError(f"train must return numbers by name, or None, and returned a {type(metrics).__name__}")
-    numbers = {}
+    found = {}
     for name, value in metrics.items():
         try:
-            numbers[name] = float(value)
+            found[name] = float(value)
         except (TypeError, ValueError, RuntimeError) as error:
             raise ProtocolError(f"train returned no number as {name!r}: {type(value).__name__}, {error}") from error
-    return numbers
+    return found

@@ -23,7 +23,7 @@ class EvalEngine(BaseEngine):
         if self.policy_group.version is None:
             self.publish()
 
-    def collect(self) -> int:
+    def run_epoch(self) -> dict[str, float]:
         raise ProtocolError("an evaluation collects no data: set engine to syncrl or rsl to train")
 
     def resume(self, checkpoint: Path | str) -> None:

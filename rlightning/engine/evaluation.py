@@ -8,15 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rlightning.collect.stepwise import Nowhere, StepwiseCollector
 from rlightning.config import EvalConfig
 from rlightning.env.env_group import EnvGroup
 from rlightning.env.env_worker import SUCCESS, Episode
 from rlightning.env.faults import FaultCounts
-from rlightning.errors import WorkerError
 from rlightning.observability.timer import Span
 from rlightning.policy.policy_group import PolicyGroup
-from rlightning.runtime import Future, gather
-from rlightning.types import BatchedData, EnvRet
 
 _STEPS_BETWEEN_COUNTS = 16
 """Steps between two looks at which episodes have ended; looking costs a call per worker."""
@@ -125,7 +123,9 @@ class Evaluator:
             call_timeout_s: Seconds that one call on a worker may take; None is no limit.
         """
         self._envs, self._policies, self._config, self._max_steps = env_group, policy_group, config, max_steps
-        self._timeout_s = call_timeout_s
+        self._collector = StepwiseCollector(
+            env_group, policy_group, Nowhere(), call_timeout_s, evaluation=True, deterministic=config.deterministic
+        )
 
     def run(self, is_stopped: Callable[[], bool] = lambda: False) -> EvalResult | None:
         """Evaluate; equal weights give equal results.
@@ -146,18 +146,17 @@ class Evaluator:
         self._envs.pop_episodes()
         quotas = dict(zip(self._envs.sub_envs, share_out(self._config.episodes, self._envs.num_envs), strict=True))
         counted: list[Episode] = []
-        env_rets = self._envs.reset(reseed=True)
+        self._collector.reset(reseed=True)
         steps, number_cut = 0, 0
         cut: set[tuple[int, int]] = set()  # sub-envs in the midst of what was cut, until all envs are reset
         while waited_for := {sub_env for sub_env, quota in quotas.items() if quota}:
             if is_stopped():
                 return None
             if waited_for <= cut:
-                env_rets, cut = self._envs.reset(), set()
-            try:
-                env_rets = self._make_steps(env_rets, self._steps_to_look(steps))
-            except WorkerError as error:
-                env_rets = self._go_on(error, env_rets)
+                self._collector.reset()
+                cut = set()
+            # An env that is replaced starts new episodes, so that broken ones are not counted.
+            self._collector.collect(self._steps_to_look(steps))
             steps += self._steps_to_look(steps)
             # Before the cut, since a sub-env that was cut before may have ended its episode meanwhile.
             ended = [one for one in self._envs.pop_episodes() if (one.worker, one.sub_env) not in cut]
@@ -190,25 +189,6 @@ class Evaluator:
     def faults(self) -> FaultCounts:
         """What happened to the envs so far."""
         return self._envs.faults
-
-    def _make_steps(self, env_rets: BatchedData[Future[EnvRet]], count: int) -> BatchedData[Future[EnvRet]]:
-        for _ in range(count):
-            responses = self._policies.rollout_batch(
-                env_rets, evaluation=True, deterministic=self._config.deterministic
-            )
-            env_rets = self._envs.step(responses)
-        # A failure travels on in the futures; without a look at them, unfinished episodes would be waited for.
-        gather(env_rets.items, self._timeout_s)
-        return env_rets
-
-    def _go_on(self, error: WorkerError, env_rets: BatchedData[Future[EnvRet]]) -> BatchedData[Future[EnvRet]]:
-        """Have envs at fault replaced; the others go on from where they are.
-
-        The new ones start new episodes, so that broken ones are not counted.
-        """
-        recovery = self._envs.recover(error)
-        latest = recovery.replaced | dict(self._envs.current(list(recovery.steps)))
-        return BatchedData(env_rets.env_ids, [latest[env_id] for env_id in env_rets.env_ids])
 
     def record_spans(self) -> None:
         """Have the env workers write down, from now on, when they do what."""

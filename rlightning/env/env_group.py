@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlightning.env.env_worker import EnvWorker, Episode
-from rlightning.env.faults import FaultCounts, Replacements
-from rlightning.env.succession import Succession
+from rlightning.env.faults import FaultCounts, FaultKind, RestartRules
+from rlightning.env.replacement import Replacement
 from rlightning.errors import CheckpointError, ConfigError, Problem, WorkerDied, WorkerError
 from rlightning.observability.timer import Span
 from rlightning.runtime import Future, WorkerInfo, as_handle, gather
@@ -24,10 +24,12 @@ class Recovery:
 
     Attributes:
         replaced: Env id of each new worker -> what it shows first.
-        steps: Env id of each worker that was well -> steps that it has made in all, as ``steps_asked`` counts them.
+        faults: Env id of each new worker -> what was wrong with the one before.
+        steps: Env id of each worker that was well -> steps that it has made in all.
     """
 
     replaced: dict[int, Future[EnvRet]]
+    faults: dict[int, FaultKind]
     steps: dict[int, int]
 
 
@@ -38,7 +40,7 @@ class EnvGroup:
         workers: ``EnvWorker`` objects, Ray actor handles or in-process workers; their order is that of the env ids.
         call_timeout_s: Seconds that a call may take; None waits for ever.
         on_close: Called once by ``close``, to end what was started for the workers.
-        replacements: How workers are replaced; None means never.
+        restarts: How workers are replaced; None means never.
 
     Attributes:
         env_ids: Ids of the workers: 0, 1, ...
@@ -54,13 +56,12 @@ class EnvGroup:
         workers: Sequence[Any],
         call_timeout_s: float | None = None,
         on_close: Callable[[], None] | None = None,
-        replacements: Replacements | None = None,
+        restarts: RestartRules | None = None,
     ) -> None:
-        names = [f"env[{i}]" for i in range(len(workers))] if replacements is None else replacements.names
+        names = [f"env[{i}]" for i in range(len(workers))] if restarts is None else restarts.names
         self._handles = [as_handle(worker, name) for worker, name in zip(workers, names, strict=True)]
-        self._succession = Succession(self._handles, call_timeout_s, replacements)
-        self._guard = self._succession.guard
-        self._asked = [0] * len(workers)
+        self._replacement = Replacement(self._handles, call_timeout_s, restarts)
+        self._guard = self._replacement.guard
         self._records = False
         self._timeout_s = call_timeout_s
         self._on_close = on_close
@@ -101,10 +102,8 @@ class EnvGroup:
 
     def step(self, responses: BatchedData[PolicyResponse | Future[PolicyResponse]]) -> BatchedData[Future[EnvRet]]:
         """Step the workers that ``responses`` names, with a response or the future of one each."""
-        handles, asked = self._handles, self._asked
+        handles = self._handles
         futures = [handles[env_id].call(EnvWorker.step, response) for env_id, response in responses]
-        for env_id in responses.env_ids:
-            asked[env_id] += 1
         if self._guard.is_on:
             for env_id, future, response in zip(responses.env_ids, futures, responses.items, strict=True):
                 self._guard.started(env_id, future, response)
@@ -114,21 +113,16 @@ class EnvGroup:
         """Give what some workers last returned once more, to go on from."""
         return BatchedData(env_ids, [self._handles[env_id].call(EnvWorker.current) for env_id in env_ids])
 
-    @property
-    def steps_asked(self) -> list[int]:
-        """Steps that each worker was asked for since it was built, by env id."""
-        return list(self._asked)
-
     # Faults
 
     @property
     def faults(self) -> FaultCounts:
         """What happened to the workers so far; a resumed run goes on from those of its checkpoint."""
-        return self._succession.counts
+        return self._replacement.counts
 
     @faults.setter
     def faults(self, counts: FaultCounts) -> None:
-        self._succession.counts = counts
+        self._replacement.counts = counts
 
     def raise_others(self, futures: Iterable[Future[Any]]) -> None:
         """Raise the first failure of futures that are done that none of the workers here is to blame for."""
@@ -136,38 +130,37 @@ class EnvGroup:
             try:
                 future.result()
             except WorkerError as error:
-                if not self._succession.is_ours(error):
+                if not self._replacement.is_ours(error):
                     raise
 
-    def recover(self, error: WorkerError, in_step: Mapping[int, int] | None = None) -> Recovery:
+    def recover(self, error: WorkerError, in_step: Mapping[int, int | None] | None = None) -> Recovery:
         """Replace the workers whose envs are at fault, where they were; they start episodes that nobody played yet.
 
         Args:
             error: The failure that was met.
-            in_step: Which step each worker is in, by env id, where that is known, for messages; 0 is the reset.
+            in_step: Env id -> the step in which a worker is, where that is known, for messages; 0 is the reset.
 
         Raises:
             WorkerError: ``error`` itself if the fault is not one of an env of this group; the fault of a worker that
                 was replaced as often as it may be.
             ConfigError: If an env that was built anew has other spaces.
         """
-        if not self._succession.is_ours(error):
+        if not self._replacement.is_ours(error):
             raise error
-        replaced, steps = {}, {}
-        for env_id, report in enumerate(self._succession.reports()):
+        recovery = Recovery({}, {}, {})
+        for env_id, report in enumerate(self._replacement.reports()):
             if report.fault is None:
-                steps[env_id] = self._asked[env_id] = report.steps
-            else:
-                step = (in_step or {}).get(env_id)
-                self._succession.replace(env_id, report, self.env_metas[env_id].name, step)
-                replaced[env_id] = self._begin_anew(env_id)
-        if not replaced:
+                recovery.steps[env_id] = report.steps
+                continue
+            self._replacement.replace(env_id, report, self.env_metas[env_id].name, (in_step or {}).get(env_id))
+            recovery.faults[env_id] = report.fault
+            recovery.replaced[env_id] = self._begin_anew(env_id)
+        if not recovery.replaced:
             raise error
-        return Recovery(replaced, steps)
+        return recovery
 
     def _begin_anew(self, env_id: int) -> Future[EnvRet]:
         """Have a new worker do what the one before it was told."""
-        self._asked[env_id] = 0
         meta, before = self._handles[env_id].call(EnvWorker.get_meta).result(self._timeout_s), self.env_metas[env_id]
         if (meta.observation_space, meta.action_space) != (before.observation_space, before.action_space):
             raise ConfigError(
@@ -285,7 +278,7 @@ class EnvGroup:
         try:
             return gather(futures, limit_s)
         except WorkerDied:
-            if not self._succession.is_possible:
+            if not self._replacement.is_possible:
                 raise
         answers = []
         for handle, future in zip(self._handles, futures, strict=True):

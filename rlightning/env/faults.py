@@ -23,7 +23,7 @@ _LONGEST_LOOK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Replacements:
+class RestartRules:
     """How the workers of a group are replaced.
 
     Attributes:

@@ -103,6 +103,21 @@ for _name, _unit, _meaning in (
     ("faults/raised", "faults", "Env workers whose env raised, or gave what it must not give; as faults/died."),
     ("faults/timed_out", "faults", "Env workers with a call longer than env.step_timeout_s; as faults/died."),
     ("faults/not_finite", "faults", "Env workers whose env gave a number that is not finite; as faults/died."),
+    (
+        "dropped/died",
+        "steps",
+        "Env steps of fragments that were dropped because the process of their env worker ended, since the start; "
+        "there is none before the first. All that came in is progress/env_steps and the metrics dropped/ together.",
+    ),
+    ("dropped/raised", "steps", "Env steps of fragments that were dropped because their env raised; as dropped/died."),
+    ("dropped/timed_out", "steps", "Env steps of fragments that were dropped for a call that hung; as dropped/died."),
+    ("dropped/not_finite", "steps", "Env steps of fragments dropped for a number that is not finite; as dropped/died."),
+    (
+        "dropped/beside",
+        "steps",
+        "Env steps of fragments that were dropped because they shared a request or a call with an env that failed; as "
+        "dropped/died.",
+    ),
     ("time/env_steps_per_s", "steps/s", "Env steps of this epoch, all sub-envs together, per second of the epoch."),
     ("time/collect_s", "s", "Time of this epoch in which envs were stepped and the policy acted."),
     ("time/learn_s", "s", "Time of this epoch in which the learner took the data and trained."),

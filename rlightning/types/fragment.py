@@ -1,4 +1,4 @@
-"""What some env workers collected in one go."""
+"""Consecutive whole transitions of one env worker: the unit that is collected, sent and stored."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from rlightning.types.tree import Tree
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """Whole transitions of consecutive steps, all acted by the weights of one version.
+    """Whole transitions of consecutive steps of one env worker.
 
     Attributes:
-        env_ids: The env workers.
-        num_envs: Sub-envs of each.
-        version: Of the weights that acted.
-        fields: The fields of a rollout block by name, numpy arrays [T, N, ...]; N is the sum of ``num_envs``.
+        env_id: The env worker.
+        fields: The fields of a rollout block by name, numpy arrays [T, N, ...]; ``version`` is that of each row.
+        policy_state: What the policy remembered of each sub-env before the first row, [N, ...]; None where it remembers
+            nothing. No policy of this version writes it.
     """
 
-    env_ids: tuple[int, ...]
-    num_envs: tuple[int, ...]
-    version: int
+    env_id: int
     fields: dict[str, Tree]
+    policy_state: Tree | None = None

@@ -116,13 +116,13 @@ def test_what_is_trained_is_logged_and_saved_before_an_evaluation_that_fails(eng
 
 def test_an_interrupt_breaks_an_evaluation_off_and_leaves_the_checkpoint(engine):
     run = engine(env={"env_kwargs": {"lengths": [10**9]}}, max_epochs=1, max_eval_rollout_steps=None)
-    steps = run.evaluator._make_steps
+    steps = run.evaluator._collector.collect
 
     def press(*arguments):
         signal.raise_signal(signal.SIGINT)
         return steps(*arguments)
 
-    run.evaluator._make_steps = press
+    run.evaluator._collector.collect = press
     with pytest.raises(KeyboardInterrupt):
         run.run()
     assert run.recorder.saves == [(1, False)]

@@ -77,7 +77,7 @@ def test_envs_that_cannot_be_stored_start_new_episodes_and_the_run_says_so(check
     with assemble(config(env=env)) as engine:
         engine.resume(folder)
         assert "the state of env[0], env[1] could not be stored: new episodes start there" in caplog.text
-        rets = gather(engine.env_rets.items)
+        rets = gather(engine.collector.env_rets.values())
         assert all(ret.is_reset.all() for ret in rets)
         assert all((ret.observation != before).any() for ret, before in zip(rets, first, strict=True))
         engine.run()

@@ -1,13 +1,22 @@
-"""Bad simulators (C13): whoever is at fault is replaced, and nothing of the broken stretch is trained on."""
+"""Bad simulators: envs at fault are replaced, and nothing of a broken fragment is trained on."""
 
 import os
 import re
 import signal
+from collections import Counter
 
 import pytest
 import torch
 
-from rlightning.assembly.assemble import ENGINES, assemble, build_data_buffer, build_env_group, build_policy_group
+from rlightning.assembly.assemble import (
+    ENGINES,
+    assemble,
+    build_collector,
+    build_data_buffer,
+    build_env_group,
+    build_policy_group,
+)
+from rlightning.buffer.storage import RolloutBlock
 from rlightning.checkpoint import save_state
 from rlightning.env.env_worker import EnvWorker
 from rlightning.errors import WorkerDied, WorkerError
@@ -35,8 +44,8 @@ def kind(fault="", at=-1, once="", **options):
 def assemble_without_evaluation(made, recorder=None):
     """Build a run without envs for evaluation, which would have the same faults."""
     envs = build_env_group(made)
-    parts = envs, build_policy_group(made, envs.env_meta), build_data_buffer(made)
-    return ENGINES[made.engine](made, *parts, recorder=recorder)
+    parts = build_policy_group(made, envs.env_meta), build_data_buffer(made)
+    return ENGINES[made.engine](made, build_collector(made, envs, *parts, by_fragment=False), *parts, recorder=recorder)
 
 
 def block(engine):
@@ -73,7 +82,8 @@ def test_a_run_with_bad_simulators_ends_well(ray_cluster, tmp_path, caplog):
         blocks = []
         for epoch in range(11):
             if epoch == 10:
-                # One more, at a time when nobody asks anything of it.
+                # One more, at a time when nothing is asked of it.
+                steps_of_five = ask_all(engine, EnvWorker.report)[5].steps
                 os.kill(pids[5], signal.SIGKILL)
             engine.make_room_to_act()
             assert engine.collect() == 8 * 8 * 2
@@ -81,13 +91,22 @@ def test_a_run_with_bad_simulators_ends_well(ray_cluster, tmp_path, caplog):
             engine.learn()
             engine.publish()
             engine.epoch += 1
-        counts = engine._count_faults()
+        counts = {name: count for name, count in engine._count_faults().items() if name.startswith("faults/")}
         assert counts == {"faults/raised": 1, "faults/timed_out": 1, "faults/died": 2, "faults/not_finite": 1}
         assert engine.env_group.faults.restarts == [1, 1, 1, 1, 0, 1, 0, 0]
         reports = ask_all(engine, EnvWorker.report)
-        # 88 steps in all; the broken ones are made again by the new workers. 7 is lost with 6 made, and so on.
-        assert [report.steps for report in reports[:4]] == [82, 88, 86, 39]
-        assert [report.steps for report in reports[4:]] == [88, 8, 88, 88]
+        # 11 whole fragments of 8 steps each; the new workers made no others, and those that were well made more, which
+        # were dropped with the fragments that shared requests with a broken one.
+        assert all(report.steps >= 88 for report in (reports[4], reports[6], reports[7]))
+        assert reports[5].steps == 8
+        # Env 0 had made 3 steps of a fragment that env 2 broke, then 3 whole ones of 2 sub-envs; env 3 likewise made
+        # 2, and env 2 died in its third step. Nothing came of the reset that hung.
+        dropped = engine.collector.dropped
+        assert {kind: count for kind, count in dropped.items() if kind != "beside"} == {
+            "raised": 6,
+            "not_finite": 4,
+            "died": 4,
+        }
         successors = ask_all(engine, pid)
         assert [a != b for a, b in zip(pids, successors, strict=True)] == [True] * 4 + [False, True, False, False]
         pids += successors
@@ -97,12 +116,9 @@ def test_a_run_with_bad_simulators_ends_well(ray_cluster, tmp_path, caplog):
         assert torch.isfinite(data["reward"]).all()
         assert data["valid"].all()
         assert not data["terminated"].any()
-        # What is truncated ends in an observation of its own, everything else where the next row starts.
+        # Every row starts where the one before it ended, but after the 50 steps of an episode: no fragment is put
+        # together from two.
         assert all(data["truncated"][t, n] for t, n in gaps(data))
-    # Step 7, 3 and 50 are lost; the rows before are 6 (of the first epoch), 2, and 49 (row 1 of the seventh epoch).
-    cuts = [(epoch, t, n // 2) for epoch, data in enumerate(blocks) for t, n in data["truncated"].nonzero().tolist()]
-    ends = {(0, 5, 0), (0, 1, 2), (6, 0, 3)}
-    assert ends <= set(cuts)
     told = caplog.text
     for line in (
         r"env[0]: uneven: OSError: the motor is off (step 7 of this worker); it is replaced, with episodes of "
@@ -110,7 +126,7 @@ def test_a_run_with_bad_simulators_ends_well(ray_cluster, tmp_path, caplog):
         r"env[1]: uneven: a call took longer than env.step_timeout_s = 4 s in reset; it is replaced",
         "env[2]: uneven: its process died in step 3 of this worker; it is replaced",
         r"env[3]: uneven: reward of sub-env 1 is nan, which is not finite (step 50 of this worker); it is replaced",
-        "env[5]: uneven: its process died in step 81 of this worker; it is replaced",
+        f"env[5]: uneven: its process died in step {steps_of_five + 1} of this worker; it is replaced",
     ):
         assert line in told
     assert len(re.findall("it is replaced", told)) == 5
@@ -144,44 +160,70 @@ def test_an_env_of_this_process_is_built_anew(tmp_path, caplog, fault, counter, 
     assert "(step 8 of this worker)" in caplog.text
 
 
-@pytest.mark.parametrize("name", ["syncrl", "rsl"])
-def test_rows_on_both_sides_of_a_fault_are_whole_and_never_joined(tmp_path, name):
-    made = broken(tmp_path / "mark", engine=name)
+@pytest.mark.parametrize(("name", "whole"), [("syncrl", 2), ("rsl", 1)])
+@pytest.mark.parametrize("actors", [1, 2])
+def test_a_broken_fragment_is_dropped_whole_and_counted(tmp_path, name, whole, actors):
+    made = broken(tmp_path / "mark", engine=name, cluster={"eval_worker_num": actors})
     with assemble_without_evaluation(made) as engine:
         engine.start()
         engine.run_epoch()
-        engine.collect()
+        collected = engine.collector.collect(5)
         data = block(engine)
-        # A worker that takes the place of another one plays episodes that nobody played.
+        steps = [worker.report().steps for worker in engine.env_group.workers]
+        # A worker that takes the place of another one plays episodes that were not played before.
         new = EnvWorker(TroubledEnv, made.env[1], 0, made.seed, "train", 1)
         first = torch.from_numpy(new.reset().observation)
         new.close()
+    # 5 steps of 2 sub-envs of 2 workers, each as one episode or the continuation of one.
+    assert collected.transitions == 20
     assert data.batch_size == (5, 4)
     assert data["valid"].all()
-    for t, n in gaps(data):
-        assert data["truncated"][t, n]
-    # The first step of this epoch is the 6th. The 8th fails: rows 0 and 1 are there, and row 2 is a new episode.
-    # With "rsl" a row is stored when its step is over, and the failure takes another one with it.
-    end = 1 if name == "syncrl" else 0
-    assert data["truncated"][:, :2].nonzero().tolist() == [[end, 0], [end, 1]]
-    assert torch.equal(data["observation"][end + 1, :2], first)
-    # The other env was well: with "syncrl" it loses nothing.
-    if name == "syncrl":
-        assert not data["truncated"][:, 2:].any()
-        assert all(n < 2 for _, n in gaps(data))
+    assert not data["truncated"].any()
+    assert gaps(data) == []
+    assert torch.equal(data["observation"][0, :2], first)
+    # The first step of this epoch is the 8th less 2. With "syncrl" the outcomes of the 6th and the 7th had come in, and
+    # with "rsl", where a step is stored when it is over and closed by the next one, that of the 6th.
+    assert collected.dropped == {"raised": 2 * whole, "beside": 2 * whole}
+    # The new worker made the whole fragment; the other one 5 steps before, 3 up to the fault, and 5 again.
+    assert steps[0] == 5
+    assert steps[1] >= 12
 
 
-def test_a_fault_in_the_first_step_and_in_the_last_step_of_a_rollout(tmp_path):
+def test_all_that_came_in_is_used_or_dropped(tmp_path):
+    # Two faults in three epochs, in steps 4 and 9 of the first worker; "nan" comes after the step of the second worker.
+    kinds = [kind("raise", 4, tmp_path / "0"), kind("nan", 9, tmp_path / "1"), kind()]
+    recorder = Notebook()
+    with assemble_without_evaluation(config(env=kinds), recorder) as engine:
+        came, add = Counter(), RolloutBlock._close
+
+        def count(block, index, row, env_ret):
+            came[index] += int((~env_ret.is_reset).sum())
+            add(block, index, row, env_ret)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(RolloutBlock, "_close", count)
+            result = engine.run()
+        dropped = engine.collector.dropped
+    assert result.env_steps == 3 * 5 * 6
+    assert sum(came.values()) == result.env_steps + dropped.total()
+    assert set(dropped) == {"raised", "not_finite", "beside"}
+    last = recorder.rows[-1][2]
+    assert {name: last[f"dropped/{name}"] for name in dropped} == dropped
+
+
+def test_a_fault_in_the_first_step_and_in_the_last_step_of_a_fragment(tmp_path):
     for at in (6, 10):
         with assemble_without_evaluation(broken(tmp_path / str(at), at=at)) as engine:
             engine.start()
             engine.run_epoch()
             assert engine.collect() == 20
             data = block(engine)
-            # The lost row is row 0 in one case, so that nothing is left of the old episode, and row 4 in the other.
-            ends = data["truncated"][:, :2].nonzero()[:, 0].unique().tolist()
-            assert ends == ([] if at == 6 else [3])
+            assert not data["truncated"].any()
             assert data["valid"].all()
+            assert gaps(data) == []
+            # No outcome had come in, or those of four steps of two sub-envs; then the fragment of the other worker is
+            # whole.
+            assert engine.collector.dropped == ({} if at == 6 else {"raised": 8})
             assert engine.env_group.faults.restarts == [1, 0]
 
 
@@ -192,9 +234,9 @@ def test_envs_that_fail_one_after_the_other_in_one_rollout(tmp_path):
         assert engine.collect() == 30
         data = block(engine)
     assert engine.env_group.faults.kinds == {"raised": 2, "not_finite": 1}
-    # Worker 0 lost its 2nd step (row 1), worker 1 its 4th (row 3), and worker 2 did not come to a step.
-    assert data["truncated"].nonzero().tolist() == [[0, 0], [0, 1], [2, 2], [2, 3]]
-    assert all(data["truncated"][t, n] for t, n in gaps(data))
+    assert engine.env_group.faults.restarts == [1, 1, 1]
+    assert not data["truncated"].any()
+    assert gaps(data) == []
 
 
 def test_an_env_that_fails_every_time_ends_the_run_with_what_it_raised():
@@ -249,6 +291,9 @@ def test_a_fragment_in_which_an_env_failed_is_collected_again(tmp_path):
         assert engine.collect() == 30
         data = block(engine)
         assert engine.env_group.faults.restarts == [1, 1, 0]
+        # Step 8 is the third of the second epoch. Steps are stored after the envs stepped, and closed by the next one:
+        # one step of the two workers of that process, two sub-envs each.
+        assert engine.collector.dropped == {"raised": 2, "beside": 2}
     # No row of the broken fragment is there: the new episodes begin with the fragment, and end nowhere in it.
     assert not data["truncated"].any()
     assert gaps(data) == []
@@ -278,6 +323,7 @@ def test_counts_of_faults_go_on_in_a_resumed_run(tmp_path):
         engine.resume(tmp_path / "checkpoint")
         faults = engine.env_group.faults
         assert (faults.restarts, faults.generations, faults.kinds) == ([1, 0], [1, 0], {"raised": 1})
+        assert engine.collector.dropped == {"raised": 4, "beside": 4}
         assert [state["generation"] for state in engine.env_group.get_state()] == [1, 0]
 
 

@@ -1,5 +1,7 @@
 """Fragments come from the process of their env workers and say who failed; that process belongs to both groups."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -7,7 +9,8 @@ from rlightning.assembly.assemble import assemble, build_env_group, build_policy
 from rlightning.buffer.data_buffer import DataBuffer
 from rlightning.buffer.shard import BufferShard
 from rlightning.buffer.storage import RolloutBlock
-from rlightning.engine.fragments import FragmentEngine, FragmentGroup
+from rlightning.collect.fragments import FragmentCollector
+from rlightning.collect.rate_limiter import RateLimiter
 from rlightning.errors import NotEnoughData, ProtocolError, WorkerError
 from rlightning.runtime import gather
 from rlightning.types.fragment import Fragment
@@ -29,18 +32,16 @@ def near(**sections):
     return config(env={"num_workers": 3, **sections.pop("env", {})}, cluster=cluster, **sections)
 
 
-def test_a_fragment_is_of_one_version_and_of_the_env_workers_of_its_process():
+def test_each_env_worker_has_a_fragment_of_its_own():
     with assemble(near()) as engine:
-        assert type(engine) is FragmentEngine
         engine.start()
-        fragments = engine._fragments.collect()
-        assert [env_ids for env_ids, _ in fragments] == [(0, 2), (1,)]
-        first, second = gather([future for _, future in fragments])
-        assert (first.num_envs, first.version) == ((2, 2), 0)
-        # 5 steps of 2 x 2 and of 2 sub-envs.
-        assert first.fields["observation"].shape == (5, 4, 3)
-        assert second.fields["reward"].shape == (5, 2)
-        assert set(np.unique(first.fields["version"])) == {0}
+        fragments = gather(itertools.islice(engine.collector.stream(5, RateLimiter(1)), 3))
+        # Env workers 0 and 2 share a process.
+        assert [fragment.env_id for fragment in fragments] == [0, 2, 1]
+        for fragment in fragments:
+            # 5 steps of 2 sub-envs.
+            assert fragment.fields["observation"].shape == (5, 2, 3)
+            assert set(np.unique(fragment.fields["version"])) == {0}
 
 
 def test_a_run_by_fragment_trains():
@@ -87,34 +88,39 @@ def test_env_workers_with_processes_of_their_own_give_no_fragments():
     envs = build_env_group(config())
     try:
         with pytest.raises(ProtocolError, match="env worker 0 does not live in the process of an eval policy"):
-            FragmentGroup(envs, RolloutBlock, 5)
+            FragmentCollector(envs, DataBuffer([BufferShard(RolloutBlock, 5, [2])]), RolloutBlock)
     finally:
         envs.close()
 
 
-def test_each_shard_takes_its_env_workers_out_of_a_fragment():
+def test_each_shard_takes_the_fragments_of_its_env_workers():
     shards = [BufferShard(RolloutBlock, 2, [1], [0]), BufferShard(RolloutBlock, 2, [2], [1])]
     buffer = DataBuffer(shards, num_env_workers=2, num_learners=2)
-    columns = np.arange(6, dtype=np.float32).reshape(2, 3)
-    flags = np.zeros((2, 3), np.bool_)
-    fields = {
-        "observation": columns,
-        "next_observation": columns + 1,
-        "action": columns,
-        "reward": columns,
-        "terminated": flags,
-        "truncated": flags,
-        "valid": ~flags,
-        "version": np.zeros((2, 3), np.int64),
-    }
-    for array in fields.values():
-        array.flags.writeable = False  # as what comes out of an object store
-    buffer.add_fragment_async((0, 1), Fragment((0, 1), (1, 2), 0, fields)).result()
+
+    def fragment(env_id, *columns):
+        column = np.array(columns, np.float32)
+        flags = np.zeros(column.shape, np.bool_)
+        fields = {
+            "observation": column,
+            "next_observation": column + 1,
+            "action": column,
+            "reward": column,
+            "terminated": flags,
+            "truncated": flags,
+            "valid": ~flags,
+            "version": np.zeros(column.shape, np.int64),
+        }
+        for array in fields.values():
+            array.flags.writeable = False  # as what comes out of an object store
+        return Fragment(env_id, fields)
+
+    for env_id, columns in ((0, [[0], [3]]), (1, [[1, 2], [4, 5]])):
+        buffer.add_fragment_async(env_id, fragment(env_id, *columns)).result()
     first, second = gather(buffer.sample())
     assert first["observation"].tolist() == [[0], [3]]
     assert second["observation"].tolist() == [[1, 2], [4, 5]]
     assert second["next_observation"].tolist() == [[2, 3], [5, 6]]
     # A second one does not fit.
     with pytest.raises(WorkerError) as caught:
-        buffer.add_fragment_async((0, 1), Fragment((0, 1), (1, 2), 0, fields)).result()
+        buffer.add_fragment_async(0, fragment(0, [0], [3])).result()
     assert isinstance(caught.value.__cause__, NotEnoughData)

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from rlightning.env.env_worker import EnvWorker, WorkerReport
-from rlightning.env.faults import FaultCounts, FaultKind, HangGuard, Replacements
+from rlightning.env.faults import FaultCounts, FaultKind, HangGuard, RestartRules
 from rlightning.errors import ConfigError, RLightningError, WorkerDied, WorkerError
 from rlightning.runtime import as_handle
 from rlightning.runtime.handle import WorkerHandle
@@ -20,25 +20,23 @@ _BACK_OFF_S = 0.5
 """Seconds to wait after an env that could not be built; twice as long each time after."""
 
 
-class Succession:
+class Replacement:
     """Finds out how the workers of a group are, ends those that hang, and puts others in the places of the failed ones.
 
     Args:
         handles: The workers by env id. The list is the group's own: a successor's handle takes its place in it.
         call_timeout_s: Seconds that a call may take; None waits for ever.
-        replacements: How workers are replaced; None means never.
+        rules: How workers are replaced; None means never.
 
     Attributes:
         counts: What happened to the workers so far.
         guard: Has to be told of every reset and step of a worker, and ends one that takes too long.
     """
 
-    def __init__(
-        self, handles: list[WorkerHandle], call_timeout_s: float | None, replacements: Replacements | None
-    ) -> None:
-        self._handles, self._timeout_s, self._replacements = handles, call_timeout_s, replacements
+    def __init__(self, handles: list[WorkerHandle], call_timeout_s: float | None, rules: RestartRules | None) -> None:
+        self._handles, self._timeout_s, self._rules = handles, call_timeout_s, rules
         self.counts = FaultCounts.none(len(handles))
-        limits = [None] * len(handles) if replacements is None else replacements.step_timeout_s
+        limits = [None] * len(handles) if rules is None else rules.step_timeout_s
         self.guard = HangGuard(limits, self._end_hanging)
         self._overdue: set[int] = set()  # workers whose process was ended here
         self._died: dict[int, WorkerDied] = {}
@@ -46,11 +44,11 @@ class Succession:
     @property
     def is_possible(self) -> bool:
         """Whether any worker may be replaced at all."""
-        return self._replacements is not None and any(self._replacements.max_restarts)
+        return self._rules is not None and any(self._rules.max_restarts)
 
     def is_ours(self, error: WorkerError) -> bool:
         """Tell whether a worker of the group that may have a successor is to blame for a failure."""
-        return self._replacements is not None and error.worker in self._replacements.names
+        return self._rules is not None and error.worker in self._rules.names
 
     def reports(self) -> list[WorkerReport]:
         """Ask each worker how it is; one that hangs or is gone is at fault, too."""
@@ -67,9 +65,9 @@ class Succession:
         return reports
 
     def _report_of_the_dead(self, env_id: int, died: WorkerDied) -> WorkerReport:
-        assert self._replacements is not None
+        assert self._rules is not None
         if env_id in self._overdue:
-            limit = self._replacements.step_timeout_s[env_id]
+            limit = self._rules.step_timeout_s[env_id]
             return WorkerReport(0, "timed_out", f"a call took longer than env.step_timeout_s = {limit:g} s")
         code = "" if died.exit_code is None else f" with exit code {died.exit_code}"
         return WorkerReport(0, "died", f"its process died{code}")
@@ -88,7 +86,7 @@ class Succession:
                 mistake in its code.
             ConfigError: If the env cannot be built any more as it is configured.
         """
-        assert self._replacements is not None
+        assert self._rules is not None
         assert report.fault is not None
         handle, counts = self._handles[env_id], self.counts
         answers = report.fault in ("raised", "not_finite")
@@ -97,7 +95,7 @@ class Succession:
             where = "" if step is None else f" in step {step} of this worker" if step else " in reset"
             told = f"{env_name}: {told}{where}"
         counts.kinds[report.fault] = counts.kinds.get(report.fault, 0) + 1
-        left = self._replacements.max_restarts[env_id] - counts.restarts[env_id]
+        left = self._rules.max_restarts[env_id] - counts.restarts[env_id]
         if left <= 0 or (report.is_code_error and not counts.restarts[env_id]):
             self._raise_last(env_id, report.fault, told)
         self._count(env_id, told)
@@ -112,7 +110,7 @@ class Succession:
 
     def _count(self, env_id: int, told: str) -> None:
         """Count a restart and say why it is made."""
-        assert self._replacements is not None
+        assert self._rules is not None
         counts = self.counts
         counts.restarts[env_id] += 1
         counts.generations[env_id] += 1
@@ -121,23 +119,23 @@ class Succession:
             self._handles[env_id].name,
             told,
             counts.generations[env_id],
-            self._replacements.max_restarts[env_id] - counts.restarts[env_id],
+            self._rules.max_restarts[env_id] - counts.restarts[env_id],
         )
 
     def _build(self, env_id: int, env_name: str) -> Any:
         """Build a successor; what fails for a moment, such as a port that is busy, gets the restarts that are left."""
-        assert self._replacements is not None
+        assert self._rules is not None
         handle, counts, wait_s = self._handles[env_id], self.counts, _BACK_OFF_S
         while True:
             try:
-                return self._replacements.build(env_id, handle.target, counts.generations[env_id])
+                return self._rules.build(env_id, handle.target, counts.generations[env_id])
             except Exception as failure:
                 is_anothers = isinstance(failure, WorkerDied) and failure.worker != handle.name
                 if is_anothers or isinstance(failure, ConfigError):
                     raise
                 told = f"{env_name} cannot be built anew: {type(failure).__name__}: {failure}"
                 counts.kinds["raised"] = counts.kinds.get("raised", 0) + 1
-                if counts.restarts[env_id] >= self._replacements.max_restarts[env_id]:
+                if counts.restarts[env_id] >= self._rules.max_restarts[env_id]:
                     last = WorkerError(told, handle.name, "__init__")
                     self._note_restarts(env_id, last)
                     raise last from failure

@@ -41,7 +41,7 @@ def test_quick_envs_do_not_wait_for_slow_ones_and_every_step_arrives(ray_cluster
     ]
     with assemble(config(engine="rsl", env=kinds, max_rollout_steps=steps, cluster={"remote_env": True})) as engine:
         engine.start()
-        gather(engine.env_rets.items)  # until here, workers are starting
+        gather(engine.collector.env_rets.values())  # until here, workers are starting
         assert engine.collect() == steps * 4
         data = gather(engine.buffer.sample())[0].clone()  # views, which the clear after learning spoils
         metrics = engine.learn()

@@ -1,0 +1,1 @@
+"""How data come: collectors step envs and policies and give whole fragments; an engine says when."""

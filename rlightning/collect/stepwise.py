@@ -1,0 +1,102 @@
+"""Step by step: env workers and eval policies are workers of their own, and every step goes from one to the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rlightning.buffer.data_buffer import DataBuffer
+from rlightning.buffer.shard import Dropped
+from rlightning.collect.collector import Asked, Collector
+from rlightning.env.env_group import EnvGroup
+from rlightning.policy.policy_group import PolicyGroup
+from rlightning.runtime import Future, LocalFuture
+from rlightning.types import BatchedData, EnvRet
+
+
+class Nowhere:
+    """Stands where a ``DataBuffer`` would, and keeps nothing: an evaluation counts episodes."""
+
+    def add_batched_data_async(self, env_rets: BatchedData[Any], responses: BatchedData[Any]) -> Future[None]:
+        """Keep nothing."""
+        return LocalFuture(None)
+
+    def truncate_async(self, env_id: int, env_ret: Future[EnvRet], steps: int) -> Future[EnvRet]:
+        """Return the latest result: where a step failed, so did all later ones."""
+        return env_ret
+
+    def drop(self, env_ids: Sequence[int]) -> dict[int, Dropped]:
+        """Return what was dropped: nothing."""
+        return {}
+
+    def size(self) -> int:
+        """Count what is kept: nothing."""
+        return 0
+
+
+class StepwiseCollector(Collector):
+    """All envs step together (``engine: syncrl``); the numbers do not depend on where the workers live.
+
+    Results and responses go from worker to worker as futures, and shards of the buffer assemble the fragments from
+    them.
+
+    Args:
+        env_group: The envs.
+        policy_group: Its eval policies act.
+        buffer: Takes the steps.
+        timeout_s: Seconds that one call may take; None is no limit.
+        options: Passed to ``rollout_batch`` with each request.
+    """
+
+    def __init__(
+        self,
+        env_group: EnvGroup,
+        policy_group: PolicyGroup,
+        buffer: DataBuffer | Nowhere,
+        timeout_s: float | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(env_group, timeout_s)
+        self._policy_group, self._buffer, self._options = policy_group, buffer, options
+
+    def _ask(self, asked: Asked, steps: int, *, past_buffer: bool = False) -> None:
+        self._make_steps(asked.env_ids, steps, asked.calls)
+        for env_id in asked.env_ids:
+            asked.whole[env_id] = self._buffer.truncate_async(env_id, self.env_rets[env_id], steps)
+            if past_buffer:
+                assert isinstance(self._buffer, DataBuffer)
+                asked.fragments[env_id] = self._buffer.take_async(env_id)
+
+    def _make_steps(self, env_ids: Sequence[int], steps: int, calls: list[Future[Any]]) -> None:
+        """Step some env workers, without waiting where nothing depends on it.
+
+        Args:
+            env_ids: The env workers; ``env_rets`` is what they show afterwards.
+            steps: How often.
+            calls: Gets the futures of what goes to the buffer.
+        """
+        rollout_batch, step = self._policy_group.rollout_batch, self.env_group.step
+        add = self._buffer.add_batched_data_async
+        env_rets = self._latest(env_ids)
+        for _ in range(steps):
+            responses = rollout_batch(env_rets, **self._options)
+            stepped = step(responses)
+            calls.append(add(env_rets, responses))
+            env_rets = stepped
+        self.env_rets.update(env_rets)
+
+    def _latest(self, env_ids: Sequence[int]) -> BatchedData[Future[EnvRet]]:
+        return BatchedData(tuple(env_ids), [self.env_rets[env_id] for env_id in env_ids])
+
+    def _actors(self) -> list[tuple[int, ...]]:
+        return [self.env_group.env_ids]
+
+    def _stored(self) -> int:
+        return self._buffer.size()
+
+    def _drop(self, env_ids: Sequence[int]) -> dict[int, Dropped]:
+        return self._buffer.drop(env_ids)
+
+    def _go_on(self, replaced: dict[int, Future[EnvRet]], others: Sequence[int]) -> None:
+        self.env_rets.update(self.env_group.current(others))
+        self.env_rets.update(replaced)
