@@ -4,19 +4,22 @@
 #   PYTHON     the interpreter to build the environment with (3.11 or later)
 #   VENV       where the environment lies
 #   PIP_FLAGS  further arguments for pip, such as an index of CPU-only builds of torch
+#   WORKERS    processes that run tests side by side; auto is one per core
 #   PRESET     what `make train` trains, and ARGS its overrides: make train PRESET=ppo_cartpole ARGS="seed=1"
 
 PYTHON    ?= python3
 VENV      ?= .venv
 PIP_FLAGS ?=
+WORKERS   ?= auto
 PRESET    ?= ppo_halfcheetah
 ARGS      ?=
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt $(PIP_FLAGS)
+PYTEST := $(BIN)/pytest -n $(WORKERS) --maxprocesses 8
 
 .DEFAULT_GOAL := help
-.PHONY: help train test check quick programs remote lint format types imports tests exhaustive gpu docs bench guard size clean
+.PHONY: help train test check quick tests lint format types imports exhaustive gpu docs bench guard size clean
 
 help:  ## list the commands
 	@sed -n 's/^\([a-z]*\):.*## */  make \1|/p' Makefile | awk -F'|' '{printf "%-14s %s\n", $$1, $$2}'
@@ -27,18 +30,14 @@ train: $(VENV)/stamp-run  ## set everything up and train the main preset
 test: check  ## set everything up and run every check
 
 check: $(VENV)/stamp-dev  ## all checks: format, lint, types, layers, docs, tests and doctests
-	@# The quick tests keep one core busy, and the other checks another one. What starts many processes comes alone.
-	$(MAKE) -j2 --output-sync=target quick lint types imports docs programs
-	$(MAKE) remote
+	@# The other checks fill the time in which tests wait.
+	$(MAKE) -j2 --output-sync=target tests lint imports types docs
 
 quick: $(VENV)/stamp-dev  ## the tests that take seconds
-	$(BIN)/pytest -m "not slow and not exhaustive"
+	$(PYTEST) -m "not slow and not exhaustive"
 
-programs: $(VENV)/stamp-dev  ## the slow tests of what runs in one process
-	$(BIN)/pytest tests -m "slow and not ray and not exhaustive"
-
-remote: $(VENV)/stamp-dev  ## the slow tests that start Ray
-	$(BIN)/pytest tests -m "slow and ray and not exhaustive"
+tests: $(VENV)/stamp-dev  ## the quick tests and the slow ones
+	$(PYTEST) -m "not exhaustive"
 
 lint: $(VENV)/stamp-dev  ## format and lint, without changing a file
 	$(BIN)/ruff format --check .
@@ -54,11 +53,8 @@ types: $(VENV)/stamp-dev  ## mypy, strict
 imports: $(VENV)/stamp-dev  ## who may import whom
 	$(BIN)/lint-imports
 
-tests: $(VENV)/stamp-dev  ## the quick tests and the slow ones
-	$(BIN)/pytest -m "not exhaustive"
-
 exhaustive: $(VENV)/stamp-dev  ## the variants that `make tests` leaves out, since they would take it beyond half an hour
-	$(BIN)/pytest -m exhaustive
+	$(PYTEST) -m exhaustive
 
 gpu: $(VENV)/stamp-dev  ## the tests that need a GPU, for a machine that has one
 	$(BIN)/pytest -m gpu

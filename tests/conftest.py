@@ -24,12 +24,19 @@ settings.load_profile("patient")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Count tests that start processes among the slow ones, and run the quick ones first: most mistakes show early."""
+    """Count tests that start processes among the slow ones, and order all.
+
+    In one process the quick tests come first: most mistakes show early. In several ones those of a file or of an
+    ``xdist_group`` stay together, since they share fixtures, and the slow ones come first, so that all end together.
+    """
     for item in items:
         # The room that makes processes is tested with them at any rate.
         if item.get_closest_marker("ray") is not None and "tests/runtime" not in item.path.as_posix():
             item.add_marker(pytest.mark.slow)
-    items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(f"{item.path.parent.name}/{item.path.stem}"))
+    slow_first = "PYTEST_XDIST_WORKER" in os.environ
+    items.sort(key=lambda item: (item.get_closest_marker("slow") is not None) is not slow_first)
 
 
 class Runtime:

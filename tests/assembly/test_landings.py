@@ -2,6 +2,12 @@
 
 import pytest
 
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.xdist_group("three_nodes"),
+]
 WAYS = ("disaggregate default", "colocate device-colocate", "default node-affinity", "manual")
 
 
@@ -10,26 +16,17 @@ def results(three_nodes):
     return three_nodes["landings"]
 
 
-@pytest.mark.ray
-@pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("way", WAYS)
 def test_every_worker_is_on_the_node_and_the_device_of_its_slot(results, way):
     assert len(results[way]["wanted"]) >= 10
     assert results[way]["found"] == results[way]["wanted"]
 
 
-@pytest.mark.ray
-@pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("way", WAYS)
 def test_who_takes_the_place_of_a_worker_that_died_is_on_its_node_and_its_device(results, way):
     assert results[way]["replaced"] == results[way]["found"]["env[1]"]
 
 
-@pytest.mark.ray
-@pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_strategies_keep_their_promises_there(results):
     def node(way, worker):
         return results[way]["found"][worker][0]
@@ -48,9 +45,6 @@ def test_strategies_keep_their_promises_there(results):
     assert results["manual"] == results["default node-affinity"]
 
 
-@pytest.mark.ray
-@pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_what_does_not_fit_is_told_before_anything_starts_and_nothing_stays_held(results):
     assert "5 GPUs are asked for (train 9 x 0.5, eval 2 x 0.25), and the cluster has 4" in results["refusal"]
     assert "lower cluster.train_worker_num" in results["refusal"]

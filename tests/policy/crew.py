@@ -15,12 +15,9 @@ from tests.policy.policies import build_anew
 LOCAL, RAY, MIXED = "local", "ray", "mixed"
 PLACES = {LOCAL: (False, False), RAY: (True, True), MIXED: (False, True)}
 """Whether the first and whether the other policies are remote."""
-EVERYWHERE = [
-    LOCAL,
-    pytest.param(RAY, marks=pytest.mark.ray),
-    pytest.param(MIXED, marks=pytest.mark.ray),
-]
-HERE_AND_THERE = [*EVERYWHERE[:2], pytest.param(MIXED, marks=[pytest.mark.ray, pytest.mark.exhaustive])]
+_HELD = [pytest.mark.ray, pytest.mark.xdist_group("held_policies")]
+EVERYWHERE = [LOCAL, pytest.param(RAY, marks=_HELD), pytest.param(MIXED, marks=_HELD)]
+HERE_AND_THERE = [*EVERYWHERE[:2], pytest.param(MIXED, marks=[*_HELD, pytest.mark.exhaustive])]
 """For tests of what a group does once it is formed; that mixed groups form and act is tested with all places."""
 
 

@@ -4,10 +4,14 @@ import pytest
 
 from tests.policy.pushes_between_nodes import WAYS
 
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.xdist_group("three_nodes"),
+]
 
-@pytest.mark.ray
-@pytest.mark.slow
-@pytest.mark.timeout(600)
+
 @pytest.mark.parametrize(("strategy", "transport"), WAYS)
 def test_train_only_eval_only_and_mixed_nodes_act_with_the_learners_weights(three_nodes, strategy, transport):
     result = three_nodes["pushes"][f"{strategy} {transport}"]
