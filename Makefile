@@ -15,7 +15,9 @@ PRESET    ?= ppo_halfcheetah
 ARGS      ?=
 
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt $(PIP_FLAGS)
+# Compiled is what is imported, when it is first imported, and once for all processes.
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile -c constraints.txt $(PIP_FLAGS)
+unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/pytest -n $(WORKERS) --maxprocesses 8
 
 .DEFAULT_GOAL := help
@@ -102,10 +104,10 @@ $(VENV)/stamp-run: pyproject.toml constraints.txt | $(VENV)/stamp-venv
 	$(PIP) -e .
 	@touch $@
 
-$(VENV)/stamp-dev: $(VENV)/stamp-run
-	@echo "installing the tools for checks into $(VENV)"
+$(VENV)/stamp-dev: pyproject.toml constraints.txt | $(VENV)/stamp-venv
+	@echo "installing RLightning, what it needs and the tools for checks into $(VENV)"
 	$(PIP) -e ".[dev]"
-	@touch $@
+	@touch $(VENV)/stamp-run $@
 
 benchmarks/.venvs/stamp: benchmarks/peers.sh $(wildcard benchmarks/constraints-*.txt) | $(VENV)/stamp-venv
 	PYTHON="$(abspath $(BIN)/python)" benchmarks/peers.sh
