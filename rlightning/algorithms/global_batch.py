@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rlightning.distributed import Group
+from rlightning.functional import losses
 from rlightning.models.normalizer import Moments
 
 
@@ -80,7 +81,7 @@ class Slices:
     counts: list[int]
     sizes: list[int]
 
-    def normalize(self, advantages: Tensor, peers: Group) -> Tensor:
+    def normalize(self, advantages: Tensor, peers: Group) -> list[Tensor]:
         """Normalise advantages to mean 0 and standard deviation 1 per slice, over the rows of all train policies.
 
         Equal to ``functional.losses.normalized``: a slice with a single row is unchanged.
@@ -88,7 +89,12 @@ class Slices:
         Args:
             advantages: Advantages of the own rows in the order of ``index``, [own rows].
             peers: The group of the train policies.
+
+        Returns:
+            The normalised advantages of the own rows of each slice, [count] each.
         """
+        if peers.size == 1:
+            return list(map(losses.normalized, torch.split(advantages, self.counts)))
         device = advantages.device
         slices = torch.repeat_interleave(torch.tensor(self.counts, device=device))
         sizes = torch.tensor(self.sizes, dtype=torch.float64, device=device)
@@ -97,11 +103,36 @@ class Slices:
         squares = torch.zeros_like(sizes).index_add_(0, slices, centred.square())
         std = (peers.all_reduce_(squares) / (sizes - 1.0).clamp(min=1.0)).sqrt()
         normalized = (centred / (std[slices] + 1e-8)).to(advantages.dtype)
-        return torch.where((sizes == 1.0)[slices], advantages, normalized)
+        return list(torch.split(torch.where((sizes == 1.0)[slices], advantages, normalized), self.counts))
+
+
+def mean_over(values: Tensor, peers: Group) -> Tensor:
+    """Return the mean over the rows of all train policies, a scalar that is equal on each.
+
+    Args:
+        values: One value per own row, [own rows]; there may be none, where other train policies have some.
+        peers: The group of the train policies.
+    """
+    if peers.size == 1:
+        return values.mean()
+    own = values.double().sum()
+    sums = peers.all_reduce_(torch.stack([own, own.new_tensor(len(values))]))
+    return sums[0] / sums[1]
+
+
+def explained_variance(values: Tensor, returns: Tensor, peers: Group) -> float:
+    """Return ``functional.losses.explained_variance`` over the rows of all train policies."""
+    if peers.size == 1:
+        return losses.explained_variance(values, returns).item()
+    moments = merged_moments(Moments.of(torch.stack([returns, returns - values], 1)), peers)
+    spread, unexplained = moments.var.tolist()
+    return 1.0 - unexplained / spread if spread > 0 else 0.0
 
 
 def merged_moments(moments: Moments, peers: Group) -> Moments:
     """Return the moments of the rows of all train policies, bit for bit the same on each."""
+    if peers.size == 1:
+        return moments
     row = torch.cat([moments.count.view(1), moments.mean.view(-1), moments.var.view(-1)])
     shape = moments.mean.shape
     by_rank = []

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from rlightning.algorithms.global_batch import GlobalBatch, merged_moments
+from rlightning.algorithms.global_batch import GlobalBatch, explained_variance, mean_over, merged_moments
 from rlightning.algorithms.optimizers import clip_grad_norm, make_optimizer
 from rlightning.config import OptimConfig, Section
 from rlightning.distributed import Group
@@ -84,16 +84,6 @@ class _Rows:
     def take(self, index: Tensor) -> _Rows:
         return _Rows(*(_take(column, index) for column in self._columns()))
 
-    def minibatches(self, batch_size: int) -> Iterator[_Rows]:
-        """Cut into views of nearly equal size, the fewest that are not above ``batch_size``.
-
-        Every row is used. No minibatch has less than half of ``batch_size`` rows unless there is just one, so none is
-        too small to normalise its advantages.
-        """
-        count = -(-len(self) // batch_size)
-        parts = [_cut(column, lambda part: part.tensor_split(count)) for column in self._columns()]
-        return (_Rows(*part) for part in zip(*parts, strict=True))
-
     def split(self, counts: list[int]) -> Iterator[_Rows]:
         """Cut into views of the given numbers of rows."""
         parts = [_cut(column, lambda part: torch.split(part, counts)) for column in self._columns()]
@@ -122,12 +112,12 @@ class _Dataset:
     Attributes:
         rows: The own rows.
         moments: Those of the observations, not yet merged into the statistics.
-        batch: Where the rows are among those of all train policies; None for a single one.
+        batch: Where the rows are among those of all train policies.
     """
 
     rows: _Rows
     moments: Moments | None
-    batch: GlobalBatch | None = None
+    batch: GlobalBatch
 
 
 @dataclass(slots=True)
@@ -148,12 +138,11 @@ class _Trace:
 
     def means(self, clip_range: float, peers: Group) -> dict[str, float]:
         """Give metrics of the update as a whole, over the rows of all train policies."""
-        terms, log_ratio = torch.stack(self.terms).view(-1, 3), torch.cat(self.log_ratios)
-        if peers.size > 1:
-            terms, kl, clip_fraction = self._over_all(terms, log_ratio, clip_range, peers)
-        else:
-            kl = losses.approximate_kl(log_ratio)
-            clip_fraction = losses.clip_fraction(log_ratio.exp(), clip_range)
+        log_ratio = torch.cat(self.log_ratios)
+        terms = torch.stack(self.terms).view(-1, 3)
+        terms = peers.all_reduce_(terms * terms.new_tensor(self.shares)[:, None])
+        kl = mean_over(torch.expm1(log_ratio) - log_ratio, peers)
+        clip_fraction = mean_over(((log_ratio.exp() - 1.0).abs() > clip_range).to(log_ratio.dtype), peers)
         policy_loss, value_loss, entropy = terms.mean(0).tolist()
         return {
             "train/policy_loss": policy_loss,
@@ -164,16 +153,6 @@ class _Trace:
             "train/grad_norm": torch.stack(self.grad_norms).mean().item() if self.grad_norms else 0.0,
             "train/gradient_steps": float(len(self.grad_norms)),
         }
-
-    def _over_all(self, terms: Tensor, log_ratio: Tensor, clip_range: float, peers: Group) -> tuple[Tensor, ...]:
-        """Give the terms of each minibatch, [minibatches, 3], and KL and clip fraction, over the rows of all."""
-        weighed = terms.double() * terms.new_tensor(self.shares, dtype=torch.float64)[:, None]
-        kl = (torch.expm1(log_ratio) - log_ratio).sum(dtype=torch.float64)
-        clipped = ((log_ratio.exp() - 1.0).abs() > clip_range).sum(dtype=torch.float64)
-        count = clipped.new_tensor(len(log_ratio))
-        sums = peers.all_reduce_(torch.cat([weighed.view(-1), torch.stack([kl, clipped, count])]))
-        kl, clipped, count = sums[-3:]
-        return sums[:-3].view(-1, 3), kl / count, clipped / count
 
 
 class PPO(BasePolicy):
@@ -236,7 +215,7 @@ class PPO(BasePolicy):
         cut[:-1] |= ~valid[1:]
         reward = data["reward"].masked_fill(~valid, 0.0)
         if options.scale_reward:
-            reward = self.reward_scaler(reward, cut, valid, self._over_peers)
+            reward = self.reward_scaler(reward, cut, valid, lambda own: merged_moments(own, self.peers))
 
         flat = network.flat(data["observation"].flatten(0, 1))
         observation = network.normalized(flat)
@@ -249,25 +228,15 @@ class PPO(BasePolicy):
         if not valid.all():
             index = valid.flatten().nonzero().squeeze(-1)
             rows, flat = rows.take(index), _take(flat, index)
-        batch = self._global_batch(valid)
-        if len(rows if batch is None else batch) == 0:
+        steps, envs = valid.shape
+        times = torch.arange(steps, dtype=torch.int32, device=valid.device).repeat_interleave(envs)
+        batch = GlobalBatch.of(times[valid.flatten()], self.peers)
+        if len(batch) == 0:
             raise NotEnoughData(
                 f"none of the {valid.numel()} rows of the rollout is valid, since all envs were being reset: raise "
                 f"train.max_rollout_steps or env.num_envs"
             )
         self.dataset = _Dataset(rows, network.moments(flat), batch)
-
-    def _global_batch(self, valid: Tensor) -> GlobalBatch | None:
-        """Find the place of the own valid rows among those of all train policies."""
-        if self.peers.size == 1:
-            return None
-        steps, envs = valid.shape
-        times = torch.arange(steps, dtype=torch.int32, device=valid.device).repeat_interleave(envs)
-        return GlobalBatch.of(times[valid.flatten()], self.peers)
-
-    def _over_peers(self, moments: Moments) -> Moments:
-        """Moments of the rows of all train policies."""
-        return moments if self.peers.size == 1 else merged_moments(moments, self.peers)
 
     def _values(self, prepared: Prepared) -> Tensor:
         pieces = _cut(prepared, lambda part: torch.split(part, _FORWARD_ROWS))
@@ -306,9 +275,9 @@ class PPO(BasePolicy):
         trace = self._optimize(self.dataset, clip_range)
 
         metrics = trace.means(clip_range, self.peers) | {
-            "train/explained_variance": self._explained_variance(rows),
+            "train/explained_variance": explained_variance(rows.value, rows.return_, self.peers),
             "train/lr": lr,
-            "train/rows": float(len(rows if self.dataset.batch is None else self.dataset.batch)),
+            "train/rows": float(len(self.dataset.batch)),
             "train/dropped_rows": 0.0,
             "train/padded_rows": 0.0,
         }
@@ -317,7 +286,7 @@ class PPO(BasePolicy):
         self._check_finite(metrics)
         # Only now: while the update lasted, observations had to look as they did to the policy that acted.
         if self.network.normalizer is not None and self.dataset.moments is not None:
-            self.network.normalizer.merge(self._over_peers(self.dataset.moments))
+            self.network.normalizer.merge(merged_moments(self.dataset.moments, self.peers))
             self.dataset.moments = None
         return metrics
 
@@ -327,77 +296,49 @@ class PPO(BasePolicy):
         max_grad_norm = self.config.optim_cfg.max_grad_norm or math.inf
         parameters = list(self.network.parameters())
         trace = _Trace()
-        for minibatch, size in self._sized_minibatches(dataset):
-            loss, log_ratio, terms = self._loss(minibatch, clip_range, dataset.batch is None)
+        for minibatch, size in self._minibatches(dataset):
+            loss, log_ratio, terms = self._loss(minibatch, clip_range)
             trace.log_ratios.append(log_ratio)
             trace.terms += terms
             trace.shares.append(len(minibatch) / size)
             # Asking for the value waits for the device, so only where it is needed.
-            if target_kl is not None and self._approximate_kl(log_ratio, size) > 1.5 * target_kl:
-                break
+            if target_kl is not None:
+                # Over the rows of all train policies, so that all stop together.
+                kl = mean_over(torch.expm1(log_ratio) - log_ratio, self.peers).item()
+                if kl > 1.5 * target_kl:
+                    break
             self.optimizer.zero_grad()
             self.average_backward(loss, len(minibatch))
             trace.grad_norms.append(clip_grad_norm(parameters, max_grad_norm))
             self.optimizer.step()
         return trace
 
-    def _sized_minibatches(self, dataset: _Dataset) -> Iterator[tuple[_Rows, int]]:
-        """Give the own rows of each minibatch, and how many rows all train policies have in it."""
-        rows, batch = dataset.rows, dataset.batch
-        if batch is None:
-            for minibatch in self._minibatches(rows):
-                yield minibatch, len(minibatch)
-            return
+    def _minibatches(self, dataset: _Dataset) -> Iterator[tuple[_Rows, int]]:
+        """Yield the own rows of each minibatch, and how many rows all train policies have in it."""
         for _ in range(self.algo_options.update_epochs):
-            order = torch.randperm(len(batch), generator=self.shared_generator, device=rows.advantage.device)
-            slices = batch.cut(order, self.train_config.batch_size)
-            held = rows.take(slices.index)
+            device = dataset.rows.advantage.device
+            order = torch.randperm(len(dataset.batch), generator=self.shared_generator, device=device)
+            slices = dataset.batch.cut(order, self.train_config.batch_size)
+            rows = dataset.rows.take(slices.index)
+            minibatches = list(rows.split(slices.counts))
             if self.algo_options.normalize_advantage:
-                held.advantage = slices.normalize(held.advantage, self.peers)
-            yield from zip(held.split(slices.counts), slices.sizes, strict=True)
+                advantages = slices.normalize(rows.advantage, self.peers)
+                minibatches = [replace(one, advantage=own) for one, own in zip(minibatches, advantages, strict=True)]
+            yield from zip(minibatches, slices.sizes, strict=True)
 
-    def _minibatches(self, rows: _Rows) -> Iterator[_Rows]:
-        for _ in range(self.algo_options.update_epochs):
-            order = torch.randperm(len(rows), generator=self.generator, device=rows.advantage.device)
-            yield from rows.take(order).minibatches(self.train_config.batch_size)
-
-    def _approximate_kl(self, log_ratio: Tensor, size: int) -> float:
-        """KL of a minibatch over the rows of all train policies, so that all stop together."""
-        if self.peers.size == 1:
-            return losses.approximate_kl(log_ratio).item()
-        # The mean of no rows is no number.
-        own = losses.approximate_kl(log_ratio).double() * len(log_ratio) if len(log_ratio) else log_ratio.double().sum()
-        return self.peers.all_reduce_(own).item() / size
-
-    def _explained_variance(self, rows: _Rows) -> float:
-        if self.peers.size == 1:
-            return losses.explained_variance(rows.value, rows.return_).item()
-        moments = Moments.of(torch.stack([rows.return_, rows.return_ - rows.value], 1))
-        spread, unexplained = self._over_peers(moments).var.tolist()
-        return 1.0 - unexplained / spread if spread > 0 else 0.0
-
-    def _loss(
-        self, rows: _Rows, clip_range: float, normalize: bool = True
-    ) -> tuple[Tensor | None, Tensor, list[Tensor]]:
-        """Loss of a minibatch, None without rows; log-ratio of its rows, [B]; policy loss, value loss and entropy.
-
-        Args:
-            rows: The minibatch.
-            clip_range: How far the ratio may move with profit.
-            normalize: Whether advantages are still to be normalised, where that is wanted.
-        """
+    def _loss(self, rows: _Rows, clip_range: float) -> tuple[Tensor | None, Tensor, list[Tensor]]:
+        """Loss of a minibatch, None without rows; log-ratio of its rows, [B]; policy loss, value loss and entropy."""
         if len(rows) == 0:
             nothing = rows.value.sum()
             return None, rows.log_prob, [nothing] * 3
-        loss, log_ratio, terms = self._compiled_loss(self, rows, clip_range, normalize)
+        loss, log_ratio, terms = self._compiled_loss(self, rows, clip_range)
         return loss, log_ratio, terms
 
-    def _loss_of_rows(self, rows: _Rows, clip_range: float, normalize: bool) -> tuple[Tensor, Tensor, list[Tensor]]:
+    def _loss_of_rows(self, rows: _Rows, clip_range: float) -> tuple[Tensor, Tensor, list[Tensor]]:
         options = self.algo_options
         distribution, value = self.network(rows.observation)
         log_ratio = distribution.log_prob(rows.action) - rows.log_prob
-        advantage = losses.normalized(rows.advantage) if options.normalize_advantage and normalize else rows.advantage
-        policy_loss = losses.clipped_policy_loss(log_ratio.exp(), advantage, clip_range)
+        policy_loss = losses.clipped_policy_loss(log_ratio.exp(), rows.advantage, clip_range)
         value_loss = losses.value_loss(value, rows.return_, rows.value, options.value_clip)
         loss = policy_loss + options.value_coef * value_loss
         if options.entropy_coef > 0:

@@ -236,12 +236,12 @@ def test_wrong_data_are_refused() -> None:
     [(8, 4, [4, 4]), (9, 4, [3, 3, 3]), (13, 4, [4, 3, 3, 3]), (3, 4, [3]), (1, 4, [1]), (257, 256, [129, 128])],
 )
 def test_minibatches_use_every_row_once_and_none_is_tiny(rows: int, batch_size: int, sizes: list[int]) -> None:
-    policy = make_ppo(VECTOR, CHOICE, algo={"update_epochs": 1}, batch_size=batch_size)
+    policy = make_ppo(VECTOR, CHOICE, algo={"update_epochs": 1, "normalize_advantage": False}, batch_size=batch_size)
     policy.update_dataset(rollout(policy, rows, 1))
     assert policy.dataset is not None
-    cut = list(policy._minibatches(policy.dataset.rows))
-    assert [len(minibatch) for minibatch in cut] == sizes
-    seen = torch.cat([minibatch.advantage for minibatch in cut])
+    cut = list(policy._minibatches(policy.dataset))
+    assert [(len(minibatch), size) for minibatch, size in cut] == [(size, size) for size in sizes]
+    seen = torch.cat([minibatch.advantage for minibatch, _ in cut])
     assert torch.equal(seen.sort().values, policy.dataset.rows.advantage.sort().values)
 
 
