@@ -15,7 +15,8 @@ from pathlib import Path
 
 from rlightning.assembly.plan import RunPlan, plan_run
 from rlightning.assembly.sizes import LOCAL, Sizes, env_meta, measure
-from rlightning.commands.check import read_cluster, readable
+from rlightning.commands.check import readable
+from rlightning.configuring.cluster_file import read_cluster
 from rlightning.configuring.load import load_config
 from rlightning.registry import lookup
 from rlightning.weights.topology import STRATEGIES

@@ -71,7 +71,7 @@ def measure(strategy: str, env_strategy: str, nodes: int, rounds: int) -> dict[s
         "env_strategy": env_strategy,
         "nodes": nodes,
         "workers": len(asked),
-        "bundles": len(plan.bundles),
+        "reservations": len(plan.reservations),
         "plan_s": spread(seconds),
         "plan_cpu_s": spread(cpu_seconds),
         "manual_s": spread(again_seconds),

@@ -19,14 +19,15 @@ from rlightning.assembly.workers import WorkerPlan, plan_workers
 from rlightning.config import Config
 from rlightning.engine.recorder import Recorder
 from rlightning.observability.run_folder import to_yaml
-from rlightning.placement import Bundle, Cluster, Node
-from rlightning.placement.rooms import units_of
+from rlightning.placement import Cluster, Node, Reservation
+from rlightning.placement.capacity import units_of
 from rlightning.placement.shortage import before, refuse
 from rlightning.runtime.spawn import WorkerPool, WorkerSetup
 from rlightning.types import EnvMeta
 
 if TYPE_CHECKING:
-    from rlightning.runtime.ray_backend import RayNode, Reservation
+    from rlightning.runtime.ray_backend import RayNode
+    from rlightning.runtime.ray_backend import Reservation as HeldGroup
 
 PLAN = "plan.yaml"
 """File of a run's folder: every worker's place."""
@@ -89,7 +90,7 @@ class Run:
         self._pools: list[WorkerPool] = []
         self._node_ids: dict[str, str] = {}  # Ray's ids by the names of the plan
         self._is_joined = self._is_over = False
-        self._reservation: Reservation | None = None
+        self._reservation: HeldGroup | None = None
 
     @classmethod
     def of(cls, config: Config, builder: str, env_meta: EnvMeta | None = None) -> Run:
@@ -191,7 +192,7 @@ class Run:
             requests = worker_requests(plan.config, plan.workers.all())
             refuse(before(units_of(requests), running_cluster(ray_backend.list_nodes()).nodes))
         elif self._reservation is None and plan.placement.binding:
-            held = [(self._node_ids[bundle.node], _by_rays_names(bundle)) for bundle in plan.placement.bundles]
+            held = [(self._node_ids[one.node], _by_rays_names(one)) for one in plan.placement.reservations]
             self._reservation = ray_backend.reserve(held, plan.config.cluster.start_timeout_s)
 
     def options_of(self, worker: str) -> Mapping[str, Any]:
@@ -199,7 +200,7 @@ class Run:
         if self._reservation is None or self.plan.placement is None:
             return {}
         (slot,) = (slot for slot in self.plan.placement.slots if slot.worker == worker)
-        return self._reservation.options(slot.bundle)
+        return self._reservation.options(slot.reservation)
 
     def _release(self) -> None:
         self._is_over = True
@@ -261,8 +262,8 @@ def _totals(workers: WorkerPlan) -> tuple[float, float]:
     return sum(spec.num_cpus for spec in remote), sum(spec.num_gpus for spec in remote)
 
 
-def _by_rays_names(bundle: Bundle) -> dict[str, float]:
-    # Whole devices, so that no two bundles are put onto one.
-    held = {"CPU": bundle.cpus, "GPU": float(len(bundle.devices)), "memory": 1e9 * bundle.memory_gb, **bundle.resources}
-    held = {name: amount for name, amount in held.items() if amount}
-    return held or {"CPU": _LEAST_CPU}
+def _by_rays_names(held: Reservation) -> dict[str, float]:
+    # Whole devices, so that no two of Ray's bundles are put onto one.
+    amounts = {"CPU": held.cpus, "GPU": float(len(held.devices)), "memory": 1e9 * held.memory_gb, **held.resources}
+    amounts = {name: amount for name, amount in amounts.items() if amount}
+    return amounts or {"CPU": _LEAST_CPU}

@@ -7,10 +7,7 @@ import os
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
-import yaml
-from pydantic import ValidationError
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -31,14 +28,13 @@ from rlightning.assembly.sizes import (
 from rlightning.assembly.workers import WorkerPlan, plan_workers
 from rlightning.commands.picture import draw, fold, index, node_names, spans
 from rlightning.config import Config
+from rlightning.configuring.cluster_file import read_cluster
 from rlightning.configuring.load import LoadedConfig
-from rlightning.configuring.sources import Sources, display, parse_yaml
-from rlightning.configuring.validate import explain
 from rlightning.device import VISIBLE_DEVICES, available_gpus, gpu_memory_gb
-from rlightning.errors import ConfigError, PlacementError, Problem
+from rlightning.errors import PlacementError
 from rlightning.observability.run_folder import to_yaml
 from rlightning.placement import Cluster, Node, Plan, Slot
-from rlightning.placement.cluster import ClusterDescription, parse_devices
+from rlightning.placement.cluster import parse_devices
 from rlightning.registry import lookup
 from rlightning.types import EnvMeta
 from rlightning.weights.traffic import WeightRoute, busiest
@@ -93,30 +89,6 @@ def _plan(config: Config, cluster: Cluster | None, workers: WorkerPlan, *, is_de
     except PlacementError as error:
         hint = "" if is_described else "\nThat is this machine; another cluster can be described with --cluster."
         raise PlacementError(f"{error}{hint}") from None
-
-
-def read_cluster(path: Path) -> tuple[Cluster, ClusterDescription]:
-    """Read a described cluster.
-
-    Raises:
-        ConfigError: With all that is wrong with the file, by line.
-    """
-    if not path.is_file():
-        raise ConfigError(Problem("--cluster", f"there is no file {path}"))
-    parse_yaml(path)
-    sources = Sources()
-    sources.record_file(path, "")
-    tree: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    try:
-        description = ClusterDescription.model_validate(tree)
-        return description.build(), description
-    except ValidationError as error:
-        problems: Sequence[Problem] = list(explain(error.errors(), tree, model=ClusterDescription))
-    except ConfigError as error:
-        problems = error.problems
-    raise ConfigError(
-        [Problem(one.path, one.message, sources.find(one.path) or display(path), one.suggestion) for one in problems]
-    )
 
 
 def machine_at_hand(workers: WorkerPlan) -> Cluster:
@@ -206,12 +178,12 @@ def _sizes_table(config: Config, meta: EnvMeta, sizes: Sizes) -> Table:
 
 def _slots_table(plan: Plan, cluster: Cluster) -> Table:
     table = Table(box=None, pad_edge=False)
-    for name in ("rank", "worker", "role", "node", "GPU", "share", "CPUs", "bundle", "pool"):
+    for name in ("rank", "worker", "role", "node", "GPU", "share", "CPUs", "reservation", "pool"):
         table.add_column(name, justify="right" if name in ("share", "CPUs") else "left")
     for folded in fold(plan, cluster):
         groups: dict[tuple[object, ...], list[Slot]] = {}
         for slot in folded.slots:
-            key = (slot.role, slot.devices, slot.bundle, slot.cpus, slot.process == slot.worker)
+            key = (slot.role, slot.devices, slot.reservation, slot.cpus, slot.process == slot.worker)
             groups.setdefault(key, []).append(slot)
         for slots in groups.values():
             first = slots[0]
@@ -224,7 +196,7 @@ def _slots_table(plan: Plan, cluster: Cluster) -> Table:
                 spans(first.devices) if first.devices else "",
                 f"{first.share:g}" if first.devices else "",
                 f"{first.cpus:g}" if not hosts else escape(f"in {', '.join(hosts[:2])}{', ..' if hosts[2:] else ''}"),
-                str(first.bundle),
+                str(first.reservation),
                 first.pool,
             )
         if folded.alike and folded.slots:

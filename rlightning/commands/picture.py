@@ -92,14 +92,14 @@ def spans(numbers: Sequence[int]) -> str:
 
 
 def describe(slots: Sequence[Slot]) -> str:
-    """Write workers of one role in short: ranks, role, share of a device, bundle; or the process that they live in."""
+    """Write workers of one role in short: ranks, role, share of a device or their process, reservation."""
     ranks = spans([slot.rank for slot in slots])
     name = f"{slots[0].role}[{spans([index(slot) for slot in slots])}]"
     share = f" {slots[0].share:g}" if slots[0].devices else ""
-    bundles = spans(sorted({slot.bundle for slot in slots}))
+    held = spans(sorted({slot.reservation for slot in slots}))
     inside = sorted({slot.process for slot in slots if slot.process != slot.worker})
     where = f" in {inside[0] if len(inside) == 1 else 'their policies'}" if inside else ""
-    return f"#{ranks} {name}{share}{where} b{bundles}"
+    return f"#{ranks} {name}{share}{where} r{held}"
 
 
 def index(slot: Slot) -> int:

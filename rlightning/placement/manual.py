@@ -6,22 +6,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from rlightning.config import PoolConfig
-from rlightning.placement.cluster import Cluster
-from rlightning.placement.plan import Seat, cpus_together
+from rlightning.placement.capacity import Capacity, Need, amounts_of, units_of
+from rlightning.placement.cluster import Cluster, Node
+from rlightning.placement.filling import Filling
+from rlightning.placement.plan import Assignment, cpus_together
 from rlightning.placement.pools import ALL, OPTION, Pool, parse_places, resolve_pools, share_out
 from rlightning.placement.request import GRAIN, OPTIONS, ROLES, WorkerRequest, by_rank, grains
-from rlightning.placement.rooms import Need, Room, resource_grains, units_of
-from rlightning.placement.seating import beside_learners, spread_with_learners_first
-from rlightning.placement.shortage import advice, after, before, refuse
+from rlightning.placement.shortage import advice, after, before, label, refuse
 
 _FOLLOWS = {"buffer": "train", "eval_env": "env"}
 """Component that is in no pool -> the one whose pool it is in then."""
 
 
-def seats_in_pools(
+def assign_in_pools(
     cluster: Cluster, requests: Sequence[WorkerRequest], configs: Mapping[str, PoolConfig]
-) -> list[Seat]:
-    """Give each worker its place in the pool of its component.
+) -> list[Assignment]:
+    """Assign each worker to a place in the pool of its component.
 
     Args:
         cluster: What there is.
@@ -32,51 +32,45 @@ def seats_in_pools(
         PlacementError: With all problems at once.
     """
     pools, problems = resolve_pools(cluster, configs)
-    homes, misplaced = _homes(requests, configs)
+    pool_of, misplaced = _pools_of_roles(requests, configs)
     refuse([*problems, *misplaced])
-    seating = _Seating(cluster, requests, pools)
+    manual = _Manual(cluster, requests, pools)
     for role in ROLES:
-        text = configs[homes[role]].components.get(cast(Any, role)) if role in homes else None
+        text = configs[pool_of[role]].components.get(cast(Any, role)) if role in pool_of else None
         if text is not None and text.strip() != ALL:
-            seating.put(role, pools[homes[role]], text)
-    refuse(seating.problems)
-    seating.follow_ties()
+            manual.put(role, pools[pool_of[role]], text)
+    refuse(manual.problems)
+    manual.follow_ties()
     for name in sorted(pools):
-        seating.spread([role for role in ROLES if homes.get(role) == name], pools[name])
-    refuse([*seating.problems, *seating.overfull(), *_broken_ties(seating.seats.values())])
-    return list(seating.seats.values())
+        manual.spread([role for role in ROLES if pool_of.get(role) == name], pools[name])
+    refuse([*manual.problems, *manual.overfull(), *_broken_ties(manual.assigned.values())])
+    return list(manual.assigned.values())
 
 
-class _Seating:
-    """Places that are given away so far, in pools that may have parts of one node each."""
+class _Manual:
+    """What is assigned so far, in pools that may have parts of one node each."""
 
     def __init__(self, cluster: Cluster, requests: Sequence[WorkerRequest], pools: Mapping[str, Pool]) -> None:
         self.requests = {request.name: request for request in by_rank(requests)}
-        self.seats: dict[str, Seat] = {}
+        self.assigned: dict[str, Assignment] = {}
         self.problems: list[str] = []
         self._cpus = cpus_together(list(self.requests.values()))
-        self._rooms = [Room(node, order) for order, node in enumerate(cluster.nodes)]
-        self._parts = {
-            name: [self._rooms[part.order].part(part.devices, part.cpus) for part in pool.parts]
-            for name, pool in pools.items()
-        }
-
-    def of(self, role: str) -> list[WorkerRequest]:
-        """List the workers of one role in order."""
-        return [request for request in self.requests.values() if request.role == role]
+        self._capacities = [Capacity(node, order) for order, node in enumerate(cluster.nodes)]
+        capacities = {capacity.node.name: capacity for capacity in self._capacities}
+        self._parts = {name: [capacities[part.name].part(part) for part in pool.parts] for name, pool in pools.items()}
 
     def put(self, role: str, pool: Pool, text: str) -> None:
         """Put the workers of a component at the places that are written."""
         option = f"{OPTION}.{pool.name}.components.{role}"
-        workers = self.of(role)
+        workers = [request for request in self.requests.values() if request.role == role]
         try:
             items = parse_places(text)
         except ValueError as error:
             self.problems.append(f"{option}: {error}")
             return
-        outside = sorted({number for item in items for number in item if number >= len(pool.places)})
-        if outside:
-            self.problems.append(f"{option} names place {outside[-1]}, and {pool.describe()}")
+        outside = max((number for item in items for number in item), default=-1)
+        if outside >= len(pool.places):
+            self.problems.append(f"{option} names place {outside}, and {pool.describe()}")
             return
         try:
             shares = share_out(items, len(workers))
@@ -85,59 +79,49 @@ class _Seating:
             self.problems.append(f"{option}: {error}: name as many places as workers, or change {count}")
             return
         for worker, numbers in zip(workers, shares, strict=True):
-            self._put_one(worker, pool, numbers, option)
+            problem = self._put_one(worker, pool, numbers)
+            self.problems += [f"{option} gives {worker.name}{problem}"] if problem else []
 
-    def _put_one(self, worker: WorkerRequest, pool: Pool, numbers: Sequence[int], option: str) -> None:
+    def _put_one(self, worker: WorkerRequest, pool: Pool, numbers: Sequence[int]) -> str:
+        """Put one worker at places of a pool; return what is wrong with them, as the rest of a sentence."""
         places = [pool.places[number] for number in numbers]
         written = ", ".join(map(str, numbers[:4])) + (", ..." if len(numbers) > 4 else "")
         part = places[0][0]
-        node = pool.parts[part].node
         if any(other != part for other, _ in places):
-            self.problems.append(
-                f"{option} gives {worker.name} the places {written}, which are on more than one node; a worker is on "
-                f"one: {pool.describe()}"
-            )
-            return
+            return f" the places {written}, which are on more than one node; a worker is on one: {pool.describe()}"
         devices: tuple[int, ...] = ()
         if worker.gpus:
             wanted = max(1, round(worker.gpus))
             devices = tuple(device for _, device in places if device is not None)
             if len(devices) < len(places):
-                self.problems.append(
-                    f"{option} gives {worker.name}, which asks for {worker.gpus:g} GPUs, the place {written}, which is "
-                    f"a CPU of {node.name}: {pool.describe()}"
+                return (
+                    f", which asks for {worker.gpus:g} GPUs, the place {written}, which is a CPU of "
+                    f"{pool.parts[part].name}: {pool.describe()}"
                 )
-                return
             if len(devices) != wanted or len(set(devices)) < wanted:
-                self.problems.append(
-                    f"{option} gives {worker.name} {len(set(devices))} GPUs (places {written}), and it asks for "
-                    f"{worker.gpus:g}: name {wanted} for each worker, or change {OPTIONS[worker.role]['GPU']}"
+                return (
+                    f" {len(set(devices))} GPUs (places {written}), and it asks for {worker.gpus:g}: name {wanted} for "
+                    f"each worker, or change {OPTIONS[worker.role]['GPU']}"
                 )
-                return
-        self._sit(worker, pool.name, self._parts[pool.name][part], devices)
+        self._assign(worker, pool.name, self._parts[pool.name][part], devices)
+        return ""
 
-    def _sit(self, worker: WorkerRequest, pool: str, room: Room, devices: tuple[int, ...]) -> None:
-        need = Need(
-            self._cpus[worker.name],
-            (grains(worker.gpus),) if devices else (),
-            grains(worker.memory_gb),
-            resource_grains([worker]),
-        )
-        for name, _ in need.resources:
-            room.whole.resources.setdefault(name, 0)
-        room.take(need, [devices] if devices else [])
-        self.seats[worker.name] = Seat(worker, room.node.name, devices, pool)
+    def _assign(self, worker: WorkerRequest, pool: str, capacity: Capacity, devices: tuple[int, ...]) -> None:
+        share = (grains(worker.gpus),) if devices else ()
+        need = Need(share, amounts_of([worker], self._cpus[worker.name]))
+        capacity.take(need, [devices] if devices else [])
+        self.assigned[worker.name] = Assignment(worker, capacity.node.name, devices, pool)
 
     def follow_ties(self) -> None:
         """Put workers without a written place beside the ones that they are tied to, where those have one."""
         for worker in self.requests.values():
-            anchor = self.seats.get(worker.beside)
-            if worker.name in self.seats or anchor is None:
+            anchor = self.assigned.get(worker.beside)
+            if worker.name in self.assigned or anchor is None:
                 continue
-            (room,) = [room for room in self._parts[anchor.pool] if room.node.name == anchor.node]
+            (capacity,) = [one for one in self._parts[anchor.pool] if one.node.name == anchor.node]
             devices: tuple[int, ...] = ()
             if worker.gpus:
-                found = room.find(Need(0, (grains(worker.gpus),)))
+                found = capacity.find(Need((grains(worker.gpus),), ()))
                 devices = anchor.devices if worker.tie != "node" else found[0] if found else ()
                 if not devices:
                     self.problems.append(
@@ -145,86 +129,73 @@ class _Seating:
                         f"{anchor.request.name}: lower {OPTIONS[worker.role]['GPU']}"
                     )
                     continue
-            self._sit(worker, anchor.pool, room, devices)
+            self._assign(worker, anchor.pool, capacity, devices)
 
     def spread(self, roles: Sequence[str], pool: Pool) -> None:
         """Spread the workers of some roles, and those that are tied to them, over all places of a pool."""
-        waiting = [request for role in roles for request in self.of(role) if request.name not in self.seats]
-        names = {request.name for request in waiting}
-        waiting += [
-            request
-            for request in self.requests.values()
-            if request.beside in names and request.name not in self.seats and request.name not in names
-        ]
+        free = [request for request in self.requests.values() if request.name not in self.assigned]
+        names = {request.name for request in free if request.role in roles}
+        waiting = [request for request in free if request.name in names or request.beside in names]
         if not waiting:
             return
-        where = f"pool {pool.name!r}"
-        rooms = self._parts[pool.name]
-        units = units_of(waiting)
-        found = before(units, [part.as_node() for part in pool.parts], where)
+        where, units = f"pool {pool.name!r}", units_of(waiting)
+        found = before(units, pool.parts, where)
         if found:
             self.problems += found
             return
-        homes = {seat.node for seat in self.seats.values() if seat.request.role == "train"}
-        shards = [unit for unit in units if unit.root.role == "buffer"]
-        seats, _ = beside_learners(shards, [room for room in rooms if room.node.name in homes], pool.name)
-        seated = {seat.request.name for seat in seats}
-        more, left = spread_with_learners_first(
-            [unit for unit in units if unit.root.name not in seated], rooms, pool.name
-        )
-        self.seats.update({seat.request.name: seat for seat in (*seats, *more)})
-        self.problems += after(left, where)
+        filling = Filling(self._parts[pool.name], pool.name)
+        homes = {one.node for one in self.assigned.values() if one.request.role == "train"}
+        shards = filling.place_beside([unit for unit in units if unit.root.role == "buffer"], homes)
+        filling.place_all([*(unit for unit in units if unit.root.role != "buffer"), *shards])
+        self.assigned.update({one.request.name: one for one in filling.assignments})
+        self.problems += after(filling, where)
 
     def overfull(self) -> list[str]:
-        """Say of which nodes and devices more was given away than they have."""
+        """Describe the nodes and devices of which more was given away than they have."""
         problems = []
-        on: dict[str, list[Seat]] = {}
-        for seat in self.seats.values():
-            on.setdefault(seat.node, []).append(seat)
-        for room in self._rooms:
-            here = on.get(room.node.name, [])
-            for device, free in room.free.items():
+        on: dict[str, list[Assignment]] = {}
+        for one in self.assigned.values():
+            on.setdefault(one.node, []).append(one)
+        for capacity in self._capacities:
+            here, node = on.get(capacity.node.name, []), capacity.node
+            for device, free in capacity.free.items():
                 if free < 0:
-                    users = [seat.request for seat in here if device in seat.devices]
+                    users = [one.request for one in here if device in one.devices]
                     parts = " + ".join(f"{min(user.gpus, 1):g} of {user.name}" for user in users[:6])
                     problems.append(
-                        f"GPU {device} of {room.node.name} is given away {(GRAIN - free) / GRAIN:g} times: {parts}; "
+                        f"GPU {device} of {node.name} is given away {(GRAIN - free) / GRAIN:g} times: {parts}; "
                         f"name other places in {OPTION}, or {advice(users, 'GPU')}"
                     )
-            problems += _overfull(room, "CPU", room.cpus, room.node.cpus, [seat.request for seat in here], " CPUs")
-            if room.memory is not None:
-                requests = [seat.request for seat in here if seat.request.memory_gb]
-                there = room.node.memory_gb or 0.0
-                problems += _overfull(room, "memory", room.memory, there, requests, " GB of memory")
-            for name, amount in room.resources.items():
-                requests = [seat.request for seat in here if name in seat.request.resources]
-                problems += _overfull(room, name, amount, room.node.resources.get(name, 0.0), requests, f" {name}")
-        for name, rooms in self._parts.items():
-            for room in rooms:
-                if room.cpus < 0 <= room.whole.cpus:
-                    users = [s.request for s in self.seats.values() if (s.pool, s.node) == (name, room.node.name)]
-                    there = room.total[0] / GRAIN
-                    problems += _overfull(room, "CPU", room.cpus, there, users, f" CPUs in pool {name!r}")
+            for kind, left in capacity.left.items():
+                users = [one.request for one in here if one.request.amounts().get(kind) or kind == "CPU"]
+                problems += _overfull(node, kind, node.amounts().get(kind, 0.0), left, users)
+        for name, parts_of_pool in self._parts.items():
+            for part in parts_of_pool:
+                if part.whole.left["CPU"] >= 0:
+                    users = [one.request for one in on.get(part.node.name, ()) if one.pool == name]
+                    problems += _overfull(part.node, "CPU", part.node.cpus, part.cpus, users, f" in pool {name!r}")
         return problems
 
 
 def _overfull(
-    room: Room, kind: str, left: int, there: float, requests: Sequence[WorkerRequest], label: str
+    node: Node, kind: str, there: float, left: int, requests: Sequence[WorkerRequest], where: str = ""
 ) -> list[str]:
     if left >= 0:
         return []
     counts = [(role, sum(request.role == role for request in requests)) for role in ROLES]
     users = ", ".join(f"{count} {role}" for role, count in counts if count)
     return [
-        f"{room.node.name} has {there:g}{label}, and the workers there ask for {there - left / GRAIN:g} ({users}): "
-        f"name other places in {OPTION}, or {advice(requests, kind)}"
+        f"{node.name} has {there:g}{label(kind)}{where}, and the workers there ask for {there - left / GRAIN:g} "
+        f"({users}): name other places in {OPTION}, or {advice(requests, kind)}"
     ]
 
 
-def _homes(requests: Sequence[WorkerRequest], configs: Mapping[str, PoolConfig]) -> tuple[dict[str, str], list[str]]:
+def _pools_of_roles(
+    requests: Sequence[WorkerRequest], configs: Mapping[str, PoolConfig]
+) -> tuple[dict[str, str], list[str]]:
     """Find the pool of each component; workers that are tied to others have none of their own, unless it is written."""
     problems: list[str] = []
-    homes: dict[str, str] = {}
+    pool_of: dict[str, str] = {}
     roles = {request.role for request in requests}
     tied = {request.role: request.beside.partition("[")[0] for request in requests if request.beside}
     for role in ROLES:
@@ -238,38 +209,38 @@ def _homes(requests: Sequence[WorkerRequest], configs: Mapping[str, PoolConfig])
                 f"{OPTION}.{pools[0]}.components.{role}: no {role} worker is a process of its own; remove it"
             )
         elif pools:
-            homes[role] = pools[0]
-    for role in [role for role in ROLES if role in roles and role not in homes]:
+            pool_of[role] = pools[0]
+    for role in [role for role in ROLES if role in roles and role not in pool_of]:
         leader = _FOLLOWS.get(role, "")
-        leader = tied.get(leader, leader) if leader not in homes else leader
-        if leader in homes:
-            homes[role] = homes[leader]
+        leader = tied.get(leader, leader) if leader not in pool_of else leader
+        if leader in pool_of:
+            pool_of[role] = pool_of[leader]
         elif role not in tied and not problems:
             known = ", ".join(sorted(configs)) or "none yet"
             problems.append(f"{role} is in no pool: add it to the components of one ({known})")
     for role, leader in sorted(tied.items()):
-        if homes.get(role, homes.get(leader)) != homes.get(leader):
+        if pool_of.get(role, pool_of.get(leader)) != pool_of.get(leader):
             problems.append(
-                f"{role} is in pool {homes[role]!r} and {leader}, beside which it is to sit (cluster.placement"
-                f".env_strategy), in {homes.get(leader)!r}: remove {role} from the first"
+                f"{role} is in pool {pool_of[role]!r} and {leader}, beside which it is to sit (cluster.placement"
+                f".env_strategy), in {pool_of.get(leader)!r}: remove {role} from the first"
             )
-    return homes, problems
+    return pool_of, problems
 
 
-def _broken_ties(seats: Iterable[Seat]) -> list[str]:
-    by_name = {seat.request.name: seat for seat in seats}
+def _broken_ties(assignments: Iterable[Assignment]) -> list[str]:
+    by_name = {one.request.name: one for one in assignments}
     problems = []
-    for seat in by_name.values():
-        anchor = by_name.get(seat.request.beside)
+    for one in by_name.values():
+        anchor = by_name.get(one.request.beside)
         if anchor is None:
             continue
-        near = seat.node == anchor.node
-        if seat.request.tie != "node" and seat.devices and anchor.devices:
-            near = near and seat.devices == anchor.devices
-        if not near:
-            here, there = (f"{one.node}{''.join(f' GPU {device}' for device in one.devices)}" for one in (seat, anchor))
+        both_have_devices = one.request.tie != "node" and one.devices and anchor.devices
+        if one.node != anchor.node or (both_have_devices and one.devices != anchor.devices):
+            here, there = (
+                f"{each.node}{''.join(f' GPU {device}' for device in each.devices)}" for each in (one, anchor)
+            )
             problems.append(
-                f"{seat.request.name} is at {here} and {anchor.request.name}, with which it shares its "
-                f"{seat.request.tie} (cluster.placement.env_strategy), at {there}: name its place, or none"
+                f"{one.request.name} is at {here} and {anchor.request.name}, with which it shares its "
+                f"{one.request.tie} (cluster.placement.env_strategy), at {there}: name its place, or none"
             )
     return problems[:1] + ([f"{len(problems) - 1} more workers are apart in the same way"] if len(problems) > 1 else [])

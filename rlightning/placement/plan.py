@@ -1,24 +1,27 @@
-"""Who sits where, as a value: it is shown, saved, compared and applied."""
+"""The place of each worker, as a value: it is shown, saved, compared and applied."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic import TypeAdapter
+
+from rlightning.placement.cluster import Cluster
 from rlightning.placement.request import GRAIN, ROLES, WorkerRequest, grains
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
-    """Where one worker goes, before the plan is whole.
+class Assignment:
+    """The node and the devices of one worker, before the plan is whole.
 
     Attributes:
-        request: What it asked for.
+        request: What the worker asked for.
         node: Name of the node.
         devices: Indices of its devices there; a share of a device is one of them.
-        pool: Name of the pool that the place belongs to.
+        pool: Name of the pool that these belong to.
     """
 
     request: WorkerRequest
@@ -38,7 +41,7 @@ class Slot:
         node: Name of the node.
         devices: Indices of its devices, as they are counted on the node.
         share: Part of each of the devices that it may use: 1 is all of it.
-        bundle: Index of the bundle that holds its resources.
+        reservation: Index of the reservation that holds its resources.
         pool: Name of the pool.
         process: Name of the worker in whose process it lives; its own name where it has one.
         cpus: CPUs that it takes; 0 where it lives in another one's process and takes no more than that one.
@@ -52,7 +55,7 @@ class Slot:
     node: str
     devices: tuple[int, ...] = ()
     share: float = 1.0
-    bundle: int = 0
+    reservation: int = 0
     pool: str = "all"
     process: str = ""
     cpus: float = 0.0
@@ -66,10 +69,10 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class Bundle:
-    """Resources of one node that are reserved together, for the workers that name the bundle.
+class Reservation:
+    """Resources of one node that are held together, for the workers whose slots name the reservation.
 
-    Workers that share a device are in one bundle; workers without a device are in one bundle per node and pool.
+    Workers that share a device are in one; workers without a device are in one per node and pool.
 
     Attributes:
         index: Its number.
@@ -96,107 +99,87 @@ class Plan:
 
     Attributes:
         strategy: What made it: ``cluster.placement.strategy``, or "manual".
-        binding: Whether workers must sit there; otherwise it is an example of what Ray may decide.
+        binding: Whether workers must be there; otherwise it is an example of what Ray may decide.
         slots: Places in the order of ranks.
-        bundles: What is reserved where, in the order of their indices.
+        reservations: What is held where, in the order of their indices.
     """
 
     strategy: str
     binding: bool
     slots: tuple[Slot, ...]
-    bundles: tuple[Bundle, ...]
+    reservations: tuple[Reservation, ...]
 
     def of(self, role: str) -> list[Slot]:
-        """List the places of one role in order."""
+        """List the slots of one role in order."""
         return [slot for slot in self.slots if slot.role == role]
 
-    def on(self, node: str) -> list[Slot]:
-        """List the places on one node in the order of ranks."""
-        return [slot for slot in self.slots if slot.node == node]
-
     def to_dict(self) -> dict[str, Any]:
-        """Give plain values, for YAML or JSON; what is left at its default is left out."""
-        return {
-            "strategy": self.strategy,
-            "binding": self.binding,
-            "slots": [_plain(slot) for slot in self.slots],
-            "bundles": [_plain(bundle) for bundle in self.bundles],
-        }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Plan:
-        """Undo ``to_dict``."""
-        return cls(
-            strategy=data["strategy"],
-            binding=data["binding"],
-            slots=tuple(Slot(**_with_tuples(item)) for item in data["slots"]),
-            bundles=tuple(Bundle(**_with_tuples(item)) for item in data["bundles"]),
-        )
+        """Return plain values, for YAML or JSON; what is left at its default is left out."""
+        plain: dict[str, Any] = TypeAdapter(Plan).dump_python(self, mode="json", exclude_defaults=True)
+        return plain
 
 
-def make_plan(strategy: str, seats: Sequence[Seat], node_order: Mapping[str, int], *, binding: bool) -> Plan:
-    """Put seats in the order of ranks, and gather what they take into bundles.
+def make_plan(strategy: str, assignments: Iterable[Assignment], cluster: Cluster, *, binding: bool = True) -> Plan:
+    """Put assignments in the order of ranks, and gather what they take into reservations.
 
     Args:
         strategy: Name of what decided.
-        seats: One per worker.
-        node_order: Name of each node -> its place in the cluster, which is the order of bundles.
+        assignments: One per worker.
+        cluster: The order of its nodes is that of reservations.
         binding: See ``Plan``.
     """
-    seats = sorted(seats, key=lambda seat: (ROLES.index(seat.request.role), seat.request.index))
-    cpus = _cpus_taken(seats)
-    hosts = {
-        seat.request.name: seat.request.beside if _in_a_process(seat.request) else seat.request.name for seat in seats
-    }
-    bundle_of, keys = _bundles_of(seats, hosts, node_order)
+    ranked = sorted(assignments, key=lambda one: (ROLES.index(one.request.role), one.request.index))
+    requests = [one.request for one in ranked]
+    cpus = cpus_together(requests)
+    places = _reserved(ranked, cluster)
+    index_of = {place: index for index, place in enumerate(sorted(set(places)))}
     slots = tuple(
         Slot(
-            worker=seat.request.name,
-            role=seat.request.role,
+            worker=one.request.name,
+            role=one.request.role,
             rank=rank,
-            node=seat.node,
-            devices=seat.devices,
-            share=1.0 if seat.request.gpus >= 1 or not seat.devices else grains(seat.request.gpus) / GRAIN,
-            bundle=bundle_of[seat.request.name],
-            pool=seat.pool,
-            process=hosts[seat.request.name],
-            cpus=cpus[seat.request.name] / GRAIN,
-            memory_gb=seat.request.memory_gb,
-            resources=dict(sorted(seat.request.resources.items())),
+            node=one.node,
+            devices=one.devices,
+            share=1.0 if one.request.gpus >= 1 or not one.devices else grains(one.request.gpus) / GRAIN,
+            reservation=index_of[place],
+            pool=one.pool,
+            process=_process(one.request),
+            cpus=cpus[one.request.name] / GRAIN,
+            memory_gb=one.request.memory_gb,
+            resources=dict(sorted(one.request.resources.items())),
         )
-        for rank, seat in enumerate(seats)
+        for rank, (one, place) in enumerate(zip(ranked, places, strict=True))
     )
-    return Plan(strategy, binding, slots, _sum_up(slots, keys))
+    described = [(cluster.nodes[order].name, devices) for order, _, devices, _ in index_of]
+    return Plan(strategy, binding, slots, _sum_up(slots, described))
 
 
 def cpus_together(requests: Sequence[WorkerRequest]) -> dict[str, int]:
-    """Give the CPUs, in grains, that each of some workers takes: those in one process take turns, not a CPU each.
+    """Return the CPUs, in grains, that each of some workers takes: those in one process take turns, not a CPU each.
 
-    The owner of the process takes its own, and whoever lives in it just what it wants more than all before it.
+    The owner of the process takes its own, and a worker that lives in it what it wants more than all before it.
     """
     taken: dict[str, int] = {}
     most: dict[str, int] = {}
-    for request in sorted(requests, key=_in_a_process):
-        host = request.beside if _in_a_process(request) else request.name
-        before = most.get(host, 0)
-        most[host] = max(before, grains(request.cpus))
-        taken[request.name] = most[host] - before
+    for request in sorted(requests, key=lambda request: _process(request) != request.name):
+        process, amount = _process(request), grains(request.cpus)
+        taken[request.name] = max(0, amount - most.get(process, 0))
+        most[process] = max(most.get(process, 0), amount)
     return taken
 
 
-def _in_a_process(request: WorkerRequest) -> bool:
-    return bool(request.beside) and request.tie == "process"
+def _process(request: WorkerRequest) -> str:
+    """Name the worker in whose process a worker lives."""
+    return request.beside if request.beside and request.tie == "process" else request.name
 
 
-def _cpus_taken(seats: Sequence[Seat]) -> dict[str, int]:
-    return cpus_together([seat.request for seat in seats])
+_Place = tuple[int, bool, tuple[int, ...], str]
+"""Index of a node, whether it is without devices, devices, pool where there are none: reservations in their order."""
 
 
-def _bundles_of(
-    seats: Sequence[Seat], hosts: Mapping[str, str], node_order: Mapping[str, int]
-) -> tuple[dict[str, int], list[tuple[str, tuple[int, ...]]]]:
-    """Give each worker the index of its bundle; and for each bundle its node and devices."""
-    # Devices that one worker takes together are joined; so are the devices of workers of one process.
+def _reserved(assignments: Sequence[Assignment], cluster: Cluster) -> list[_Place]:
+    """Return what is reserved for each worker: the devices of its process and all that are taken together with them."""
+    # Devices that one process takes are joined, and so are those that two processes share: sets of a union-find.
     owner: dict[tuple[str, int], tuple[str, int]] = {}
 
     def find(device: tuple[str, int]) -> tuple[str, int]:
@@ -205,61 +188,40 @@ def _bundles_of(
         return device
 
     first: dict[str, tuple[str, int]] = {}
-    for seat in seats:
-        process = hosts[seat.request.name]
-        for device in seat.devices:
-            root, other = find(first.setdefault(process, (seat.node, device))), find((seat.node, device))
+    for one in assignments:
+        for device in one.devices:
+            root, other = find(first.setdefault(_process(one.request), (one.node, device))), find((one.node, device))
             owner[max(root, other)] = min(root, other)
-    members: dict[tuple[str, int], list[int]] = {}
-    for node, device in owner:
-        members.setdefault(find((node, device)), []).append(device)
+    joined: dict[tuple[str, int], list[int]] = {}
+    for key in sorted(owner):
+        joined.setdefault(find(key), []).append(key[1])
+    sets = {root: tuple(devices) for root, devices in joined.items()}
+    order = {node.name: index for index, node in enumerate(cluster.nodes)}
 
-    def key(seat: Seat) -> tuple[int, int, int, str]:
-        # Bundles with devices come first on each node, by their first device.
-        at = first.get(hosts[seat.request.name])
-        if at is not None:
-            return node_order[seat.node], 0, find(at)[1], ""
-        return node_order[seat.node], 1, 0, seat.pool
+    def place(one: Assignment) -> _Place:
+        key = first.get(_process(one.request))
+        return order[one.node], key is None, sets[find(key)] if key else (), "" if key else one.pool
 
-    keys = {seat.request.name: key(seat) for seat in seats}
-    node_names = {node_order[seat.node]: seat.node for seat in seats}
-    ordered = sorted(set(keys.values()))
-    index = {found: place for place, found in enumerate(ordered)}
-    described = [
-        (node_names[order], tuple(sorted(members[node_names[order], device])) if not without else ())
-        for order, without, device, _ in ordered
-    ]
-    return {name: index[found] for name, found in keys.items()}, described
+    return [place(one) for one in assignments]
 
 
-def _sum_up(slots: Sequence[Slot], keys: Sequence[tuple[str, tuple[int, ...]]]) -> tuple[Bundle, ...]:
-    cpus, gpus, memory = [0] * len(keys), [0] * len(keys), [0] * len(keys)
-    resources: list[Counter[str]] = [Counter() for _ in keys]
+def _sum_up(slots: Sequence[Slot], described: Sequence[tuple[str, tuple[int, ...]]]) -> tuple[Reservation, ...]:
+    totals: list[Counter[str]] = [Counter() for _ in described]
+    custom: list[Counter[str]] = [Counter() for _ in described]
     for slot in slots:
-        cpus[slot.bundle] += grains(slot.cpus)
-        gpus[slot.bundle] += len(slot.devices) * grains(slot.share)
-        memory[slot.bundle] += grains(slot.memory_gb)
+        total = totals[slot.reservation]
+        total["cpus"] += grains(slot.cpus)
+        total["gpus"] += len(slot.devices) * grains(slot.share)
+        total["memory_gb"] += grains(slot.memory_gb)
         for name, amount in slot.resources.items():
-            resources[slot.bundle][name] += grains(amount)
+            custom[slot.reservation][name] += grains(amount)
     return tuple(
-        Bundle(
+        Reservation(
             index,
             node,
-            cpus[index] / GRAIN,
-            gpus[index] / GRAIN,
-            devices,
-            memory[index] / GRAIN,
-            {name: amount / GRAIN for name, amount in sorted(resources[index].items())},
+            devices=devices,
+            resources={name: amount / GRAIN for name, amount in sorted(custom[index].items())},
+            **{name: amount / GRAIN for name, amount in totals[index].items()},
         )
-        for index, (node, devices) in enumerate(keys)
+        for index, (node, devices) in enumerate(described)
     )
-
-
-def _plain(item: Slot | Bundle) -> dict[str, Any]:
-    defaults = {one.name: one.default for one in fields(item)}
-    data = {name: value for name, value in asdict(item).items() if value != defaults[name] and value != {}}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in data.items()}
-
-
-def _with_tuples(item: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: tuple(value) if name == "devices" else value for name, value in item.items()}

@@ -22,43 +22,22 @@ _ITEM = re.compile(r"\d+(-\d+)?(\+\d+(-\d+)?)*")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """What a pool has of one node.
-
-    Attributes:
-        node: The node.
-        order: Its place in the cluster.
-        devices: The devices that the pool has.
-        cpus: The CPUs that it has.
-    """
-
-    node: Node
-    order: int
-    devices: tuple[int, ...]
-    cpus: float
-
-    def as_node(self) -> Node:
-        """Describe the part as a node."""
-        return replace(self.node, gpus=self.devices, cpus=self.cpus)
-
-
-@dataclass(frozen=True, slots=True)
 class Pool:
     """A pool with its places in order.
 
     Attributes:
         name: Its name.
-        parts: What it has, node by node.
+        parts: What it has of each node, as a node with fewer devices and CPUs.
         places: For each place the index of a part, and the device; None where the place is a CPU.
     """
 
     name: str
-    parts: tuple[Part, ...]
+    parts: tuple[Node, ...]
     places: tuple[tuple[int, int | None], ...]
 
     def describe(self) -> str:
-        """Say how many places it has and why."""
-        parts = [f"{part.node.name} has {_count(part)} {'GPUs' if part.devices else 'CPUs'}" for part in self.parts[:4]]
+        """Return how many places it has, and why."""
+        parts = [f"{part.name} has {_count(part)} {'GPUs' if part.gpus else 'CPUs'}" for part in self.parts[:4]]
         more = f" and {len(self.parts) - 4} more nodes" if len(self.parts) > 4 else ""
         return f"pool {self.name!r} has places 0 to {len(self.places) - 1}: {', '.join(parts)}{more}"
 
@@ -87,7 +66,7 @@ def parse_places(text: str) -> list[list[int]]:
 
 
 def share_out(items: Sequence[Sequence[int]], count: int) -> list[tuple[int, ...]]:
-    """Give each worker its places.
+    """Return the places of each worker.
 
     With as many items as workers each worker has one item. Otherwise the numbers of all items are one row: several
     neighbours for each worker, or each number for several workers.
@@ -122,33 +101,29 @@ def resolve_pools(cluster: Cluster, configs: Mapping[str, PoolConfig]) -> tuple[
         if other not in configs
     ]
     nodes_of = _choose_nodes(cluster, configs, problems)
-    order = {node.name: place for place, node in enumerate(cluster.nodes)}
     pools_on: dict[str, list[str]] = {}
     for name, nodes in sorted(nodes_of.items()):
         for node in nodes:
             pools_on.setdefault(node.name, []).append(name)
-    parts: dict[str, dict[str, Part]] = {name: {} for name in sorted(nodes_of)}
+    parts: dict[tuple[str, str], Node] = {}
     for node in cluster.nodes:
         here = pools_on.get(node.name, [])
         unclear = _overlap(node, here, configs)
         problems += unclear
         for name in [] if unclear else here:
-            others = [parts[other][node.name] for other in here if other < name and not _sharing(configs, name, other)]
-            part, wrong = _take_part(node, order[node.name], name, configs[name], others)
-            parts[name][node.name] = part
+            others = [parts[other, node.name] for other in here if other < name and not _sharing(configs, name, other)]
+            parts[name, node.name], wrong = _take_part(node, name, configs[name], others)
             problems += wrong
     pools = {}
     for name, nodes in nodes_of.items():
-        found = tuple(parts[name][node.name] for node in nodes if node.name in parts[name])
-        places = [
-            (index, device) for index, part in enumerate(found) for device in (part.devices or [None] * _count(part))
-        ]
+        found = tuple(parts[name, node.name] for node in nodes if (name, node.name) in parts)
+        places = [(index, device) for index, part in enumerate(found) for device in part.gpus or [None] * _count(part)]
         pools[name] = Pool(name, found, tuple(places))
     return pools, problems
 
 
 def _overlap(node: Node, here: Sequence[str], configs: Mapping[str, PoolConfig]) -> list[str]:
-    """Say what is wrong where pools that are not meant to overlap have one node, and not how much of it."""
+    """Describe what is wrong where pools that are not meant to overlap have one node, and not how much of it."""
     pairs = [(one, two) for one in here for two in here if one < two and not _sharing(configs, one, two)]
     unclear = sorted({name for pair in pairs for name in pair if not _bounded(configs[name], node)})
     if not unclear:
@@ -160,58 +135,38 @@ def _overlap(node: Node, here: Sequence[str], configs: Mapping[str, PoolConfig])
     ]
 
 
-def _take_part(node: Node, order: int, name: str, config: PoolConfig, others: Sequence[Part]) -> tuple[Part, list[str]]:
-    """Take what a pool asks for of what other pools leave of a node; says what is wrong."""
-    gone = {device for part in others for device in part.devices}
+def _take_part(node: Node, name: str, config: PoolConfig, others: Sequence[Node]) -> tuple[Node, list[str]]:
+    """Return what a pool asks for of what other pools leave of a node, and what is wrong."""
+    gone = {device for part in others for device in part.gpus}
     free = [device for device in node.gpus if device not in gone]
     count = len(node.gpus) if config.gpus_per_node is None else config.gpus_per_node
     cpus = node.cpus if config.cpus_per_node is None else config.cpus_per_node
-    left = node.cpus - sum(part.cpus for part in others)
-    problems = []
-    if count > len(free):
-        problems.append(
-            f"{OPTION}.{name}.gpus_per_node asks for {count} GPUs of {node}, of which {len(free)} are left by other "
-            f"pools: lower it"
+    problems = [
+        f"{OPTION}.{name}.{option} asks for {wanted:g} {kind} of {node}, of which {left:g} are left by other pools: "
+        f"lower it"
+        for option, kind, wanted, left in (
+            ("gpus_per_node", "GPUs", count, len(free)),
+            ("cpus_per_node", "CPUs", cpus, node.cpus - sum(part.cpus for part in others)),
         )
-    if cpus > left:
-        problems.append(
-            f"{OPTION}.{name}.cpus_per_node asks for {cpus:g} CPUs of {node}, of which {left:g} are left by other "
-            f"pools: lower it"
-        )
-    return Part(node, order, tuple(free[:count]), cpus), problems
+        if wanted > left
+    ]
+    return replace(node, gpus=tuple(free[:count]), cpus=min(cpus, node.cpus)), problems
 
 
 def as_pools(plan: Plan, cluster: Cluster) -> dict[str, Any]:
-    """Write a plan as pools, which as ``cluster.resource_pool`` give every worker the same place again.
-
-    A pool of the plan is one pool where it shares no node with another one; otherwise all are one pool, ``run``.
-    """
-    nodes_of: dict[str, set[str]] = {}
-    for slot in plan.slots:
-        nodes_of.setdefault(slot.pool, set()).add(slot.node)
-    apart = sum(map(len, nodes_of.values())) == len({slot.node for slot in plan.slots})
-    whole = all(len({slot.pool for slot in plan.of(role)}) <= 1 for role in ROLES)
-    names = {pool: pool if apart and whole else "run" for pool in nodes_of}
-    configs: dict[str, Any] = {}
-    for name in sorted(set(names.values())):
-        slots = [slot for slot in plan.slots if names[slot.pool] == name]
-        on = {slot.node for slot in slots}
-        nodes = [node for node in cluster.nodes if node.name in on]
-        place_of: dict[tuple[str, int | None], int] = {}
-        count = 0
-        for node in nodes:
-            place_of[node.name, None] = count
-            for device in node.gpus:
-                place_of[node.name, device] = count
-                count += 1
-            count += 0 if node.gpus else max(1, int(node.cpus))
-        components = {}
-        for role in ROLES:
-            members = [slot for slot in slots if slot.role == role]
-            if members:
-                components[role] = _write_places([_places(slot, place_of) for slot in members])
-        configs[name] = {"node_ids": [node.name for node in nodes], "components": components}
-    return configs
+    """Write a plan as one pool, which as ``cluster.resource_pool`` gives every worker the same place again."""
+    used = {slot.node for slot in plan.slots}
+    nodes = [node for node in cluster.nodes if node.name in used]
+    place_of: dict[tuple[str, int | None], int] = {}
+    count = 0
+    for node in nodes:
+        place_of[node.name, None] = count
+        place_of |= {(node.name, device): count + index for index, device in enumerate(node.gpus)}
+        count += _count(node)
+    components = {
+        role: _write_places([_places(slot, place_of) for slot in slots]) for role in ROLES if (slots := plan.of(role))
+    }
+    return {"run": {"node_ids": [node.name for node in nodes], "components": components}} if nodes else {}
 
 
 def _choose_nodes(cluster: Cluster, configs: Mapping[str, PoolConfig], problems: list[str]) -> dict[str, list[Node]]:
@@ -270,8 +225,9 @@ def _bounded(config: PoolConfig, node: Node) -> bool:
     return config.cpus_per_node is not None and (config.gpus_per_node is not None or not node.gpus)
 
 
-def _count(part: Part) -> int:
-    return len(part.devices) or max(1, int(part.cpus))
+def _count(part: Node) -> int:
+    """Count the places on a node or a part of it."""
+    return len(part.gpus) or max(1, int(part.cpus))
 
 
 def _places(slot: Slot, place_of: Mapping[tuple[str, int | None], int]) -> list[int]:

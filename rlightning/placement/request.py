@@ -1,4 +1,4 @@
-"""What is asked: one request per worker, and who has to sit beside whom."""
+"""What is asked: one request per worker, and which workers have to be beside which others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROLES = ("train", "eval", "buffer", "env", "eval_env")
 """Roles of workers, in the order of ranks."""
 
 Tie = Literal["process", "device", "node"]
-"""How close a worker sits to the one that it is tied to."""
+"""How close a worker is to the one that it is tied to."""
 
 OPTIONS: Mapping[str, Mapping[str, str]] = {
     "train": {
@@ -58,7 +58,7 @@ class WorkerRequest:
         memory_gb: Host memory in GB.
         resources: Custom resources: name -> amount.
         beside: Name of the worker that it is tied to; empty means that it is free.
-        tie: How close it sits to that one.
+        tie: How close it is to that one.
         name: Role and index: ``env[3]``.
     """
 
@@ -75,8 +75,12 @@ class WorkerRequest:
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", f"{self.role}[{self.index}]")
 
+    def amounts(self) -> dict[str, float]:
+        """Return what it asks for of each kind of resource."""
+        return {"CPU": self.cpus, "GPU": self.gpus, "memory": self.memory_gb, **self.resources}
+
     def describe(self) -> str:
-        """Say what it asks for, in a few words.
+        """Describe what it asks for in a few words.
 
         >>> WorkerRequest("eval", 0, cpus=2, gpus=0.5).describe()
         '2 CPUs and 0.5 GPUs'
@@ -104,11 +108,11 @@ ENV_TIES: Mapping[str, Tie | None] = {
 def tie_envs(requests: Sequence[WorkerRequest], tie: Tie) -> list[WorkerRequest]:
     """Tie each env worker to its eval policy: env worker i to eval policy i modulo their number, as they are routed.
 
-    Without eval policies among the requests nobody is tied: then both are in the controller's process, or one is.
+    Without eval policies among the requests none is tied: then both are in the controller's process, or one is.
 
     Args:
         requests: All workers.
-        tie: How close they sit.
+        tie: How close they are.
 
     Raises:
         PlacementError: If a share of a device is missing.

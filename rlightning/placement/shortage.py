@@ -1,16 +1,18 @@
-"""Why workers do not fit: what was asked, what is there per node, who found no place, which option to change."""
+"""Why workers do not fit: what was asked, what is there per node, what found no place, which option to change."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from itertools import groupby
 
 from rlightning.errors import PlacementError
+from rlightning.placement.capacity import UNKNOWN, Capacity, Need, Unit
 from rlightning.placement.cluster import Node, describe_nodes
-from rlightning.placement.request import GRAIN, OPTIONS, ROLES, WorkerRequest, grains
-from rlightning.placement.rooms import Need, Room, Unit
-from rlightning.placement.seating import Left
+from rlightning.placement.filling import Filling
+from rlightning.placement.request import GRAIN, OPTIONS, ROLES, WorkerRequest
 
+_KINDS = ("CPU", "GPU", "memory")
 _MOST_GROUPS = 8
 """Groups of equal nodes that a message names."""
 
@@ -30,16 +32,16 @@ def refuse(problems: Sequence[str]) -> None:
 
 
 def before(units: Sequence[Unit], nodes: Sequence[Node], where: str = "the cluster") -> list[str]:
-    """Say what cannot fit, however places are given away.
+    """Describe what cannot fit, whatever the order of placing.
 
     Args:
-        units: Workers that sit together.
+        units: Workers that are on one node.
         nodes: What there is; in a pool the parts of the nodes that it has.
         where: What to call them.
     """
     problems, short = _totals(units, nodes, where)
     seen: set[tuple[Need, str]] = set()
-    rooms = [Room(node, place) for place, node in enumerate({node.kind: node for node in nodes}.values())]
+    kinds = [Capacity(node, order) for order, node in enumerate({node.kind: node for node in nodes}.values())]
     for unit in units:
         key = (unit.need, unit.root.role)
         if key in seen:
@@ -47,33 +49,33 @@ def before(units: Sequence[Unit], nodes: Sequence[Node], where: str = "the clust
         seen.add(key)
         if unit.impossible:
             problems.append(f"{unit.impossible}: {_advice(_roles([unit]), ['GPU'], unit)}")
-        elif all(room.find(unit.need) is None for room in rooms):
-            kinds = _short_kinds(unit.need, rooms)
-            if short.issuperset(kinds):
-                continue  # It is among those who ask for too much together.
+        elif all(capacity.find(unit.need) is None for capacity in kinds):
+            lacking = _short_kinds(unit.need, kinds)
+            if short.issuperset(lacking):
+                continue  # It is among those that ask for too much together.
             problems.append(
                 f"{unit.describe()} {_asks(unit)} of one node, and no node of {where} has that: "
-                f"{_listed(nodes)}; {_advice(_roles([unit]), kinds, unit)}"
+                f"{_listed(nodes)}; {_advice(_roles([unit]), lacking, unit)}"
             )
     return problems
 
 
-def after(left: Iterable[Left], where: str = "the cluster") -> list[str]:
-    """Say who found no place when all others had theirs."""
+def after(filling: Filling, where: str = "the cluster") -> list[str]:
+    """Name the units that found no place when all others had theirs."""
     problems = []
-    for missed in left:
-        unit, more = missed.units[0], len(missed.units) - 1
+    for units in filling.left:
+        unit, more = units[0], len(units) - 1
         others = f" and {more} more like it" if more else ""
-        kinds = _short_kinds(unit.need, missed.rooms)
+        kinds = _short_kinds(unit.need, filling.capacities)
         problems.append(
             f"{unit.describe()}{others} found no place in {where}: each {_asks(unit)} of one node, and what is left is "
-            f"{_what_is_left(missed.rooms)}; {_advice(_roles([unit]), kinds, unit)}"
+            f"{_what_is_left(filling.capacities)}; {_advice(_roles([unit]), kinds, unit)}"
         )
     return problems
 
 
 def advice(requests: Sequence[WorkerRequest], kind: str) -> str:
-    """Say which options lower what some workers ask for.
+    """Name the options that lower what some workers ask for.
 
     Args:
         requests: The workers.
@@ -83,47 +85,37 @@ def advice(requests: Sequence[WorkerRequest], kind: str) -> str:
 
 
 def _totals(units: Sequence[Unit], nodes: Sequence[Node], where: str) -> tuple[list[str], set[str]]:
-    """Say of what more is asked for than there is; and name the kinds."""
+    """Describe the kinds of resources of which more is asked for than there is; and name them."""
     members = [member for unit in units for member in unit.members]
-    custom = sorted({name for unit in units for name, _ in unit.need.resources})
+    asked: Counter[str] = Counter({"CPU": 0, "GPU": sum(sum(unit.need.devices) for unit in units), "memory": 0})
+    for unit in units:
+        asked.update(dict(unit.need.amounts))
+    there: Counter[str] = Counter()
+    for node in nodes:
+        there.update(UNKNOWN | node.amounts())
     problems: list[str] = []
     short: set[str] = set()
-    asked_of: list[tuple[str, int, Callable[[WorkerRequest], float], float | None]] = [
-        ("CPU", sum(unit.need.cpus for unit in units), lambda r: r.cpus, sum(node.cpus for node in nodes)),
-        ("GPU", sum(sum(unit.need.devices) for unit in units), lambda r: r.gpus, sum(len(node.gpus) for node in nodes)),
-        ("memory", sum(unit.need.memory for unit in units), lambda r: r.memory_gb, _memory(nodes)),
-    ]
-    for name in custom:
-        amount = sum(found for unit in units for key, found in unit.need.resources if key == name)
-        asked_of.append((name, amount, _asker(name), sum(node.resources.get(name, 0.0) for node in nodes)))
-    for kind, asked, amount_of, there in asked_of:
-        if there is None or asked <= grains(there):
-            continue
-        short.add(kind)
-        parts = _parts(members, amount_of)
-        roles = list(parts)
-        label = {"CPU": " CPUs", "GPU": " GPUs", "memory": " GB of memory"}.get(kind, f" of {kind}")
-        problems.append(
-            f"{asked / GRAIN:g}{label} are asked for ({', '.join(parts.values())}), and {where} has {there:g}: "
-            f"{_listed(nodes)}; {_advice(roles, [kind], None)}"
-        )
+    for kind, amount in sorted(asked.items(), key=lambda item: _KINDS.index(item[0]) if item[0] in _KINDS else 3):
+        if amount > GRAIN * there[kind] + 0.5:  # what is asked is a whole number of grains
+            short.add(kind)
+            parts = _parts(members, kind)
+            problems.append(
+                f"{amount / GRAIN:g}{label(kind, ' of ')} are asked for ({', '.join(parts.values())}), and {where} has "
+                f"{there[kind]:g}: {_listed(nodes)}; {_advice(list(parts), [kind], None)}"
+            )
     return problems, short
 
 
-def _asker(name: str) -> Callable[[WorkerRequest], float]:
-    return lambda request: request.resources.get(name, 0.0)
+def label(kind: str, custom: str = " ") -> str:
+    """Return what stands behind the amount of a kind of resource in a sentence."""
+    return {"CPU": " CPUs", "GPU": " GPUs", "memory": " GB of memory"}.get(kind, f"{custom}{kind}")
 
 
-def _memory(nodes: Sequence[Node]) -> float | None:
-    known = [node.memory_gb for node in nodes if node.memory_gb is not None]
-    return sum(known) if len(known) == len(nodes) else None
-
-
-def _parts(members: Sequence[WorkerRequest], amount_of: Callable[[WorkerRequest], float]) -> dict[str, str]:
-    """Say per role how many workers ask for how much each."""
+def _parts(members: Sequence[WorkerRequest], kind: str) -> dict[str, str]:
+    """Describe per role how many workers ask for how much of a kind each."""
     parts = {}
     for role in ROLES:
-        amounts = sorted(amount_of(member) for member in members if member.role == role and amount_of(member))
+        amounts = sorted(amount for one in members if one.role == role and (amount := one.amounts().get(kind)))
         if amounts:
             terms = [f"{len(list(equal))} x {amount:g}" for amount, equal in groupby(amounts)]
             parts[role] = f"{role} {' + '.join(terms)}"
@@ -131,21 +123,21 @@ def _parts(members: Sequence[WorkerRequest], amount_of: Callable[[WorkerRequest]
 
 
 def _asks(unit: Unit) -> str:
-    need = unit.need
-    parts = [f"{need.cpus / GRAIN:g} CPUs"] if need.cpus else []
-    whole = sum(amount for amount in need.devices if amount >= GRAIN)
+    amounts = dict(unit.need.amounts)
+    parts = [f"{amounts.pop('CPU') / GRAIN:g} CPUs"] if "CPU" in amounts else []
+    whole = sum(amount for amount in unit.need.devices if amount >= GRAIN)
     parts += [f"{whole / GRAIN:g} GPUs"] if whole else []
-    parts += [f"{amount / GRAIN:g} of a GPU" for amount in need.devices if amount < GRAIN][:3]
-    parts += [f"{need.memory / GRAIN:g} GB of memory"] if need.memory else []
-    parts += [f"{amount / GRAIN:g} {name}" for name, amount in need.resources]
+    parts += [f"{amount / GRAIN:g} of a GPU" for amount in unit.need.devices if amount < GRAIN][:3]
+    parts += [f"{amounts.pop('memory') / GRAIN:g} GB of memory"] if "memory" in amounts else []
+    parts += [f"{amount / GRAIN:g} {name}" for name, amount in amounts.items()]
     return f"{'asks' if len(unit.members) == 1 else 'ask'} for {' and '.join(parts) or 'nothing'}"
 
 
-def _short_kinds(need: Need, rooms: Sequence[Room]) -> list[str]:
+def _short_kinds(need: Need, capacities: Sequence[Capacity]) -> list[str]:
     """Name what is short where the most is left; all that is asked for where it differs from node to node."""
-    if not rooms:
+    if not capacities:
         return ["CPU"]
-    lacking = min((room.lacks(need) for room in rooms), key=len)
+    lacking = min((capacity.lacks(need) for capacity in capacities), key=len)
     return lacking or ["GPU"]
 
 
@@ -186,8 +178,8 @@ def _listed(nodes: Sequence[Node]) -> str:
     )
 
 
-def _what_is_left(rooms: Sequence[Room]) -> str:
-    groups = [list(equal) for _, equal in groupby(rooms, key=_state)]
+def _what_is_left(capacities: Sequence[Capacity]) -> str:
+    groups = [list(equal) for _, equal in groupby(capacities, key=_state)]
     parts = []
     for equal in groups[:_MOST_GROUPS]:
         first, last = equal[0], equal[-1]
@@ -201,5 +193,5 @@ def _what_is_left(rooms: Sequence[Room]) -> str:
     return (", ".join(parts) or "nothing") + more
 
 
-def _state(room: Room) -> tuple[int, tuple[int, ...], int | None]:
-    return room.cpus, tuple(room.free[device] for device in room.devices), room.memory
+def _state(capacity: Capacity) -> tuple[int, tuple[int, ...], int | None]:
+    return capacity.cpus, tuple(capacity.free[device] for device in capacity.devices), capacity.left.get("memory")

@@ -10,10 +10,11 @@ from typer.testing import CliRunner
 from rlightning.assembly.plan import placement_options, plan_run, worker_requests
 from rlightning.assembly.sizes import CONTEXT_GB, Sizes, device_memory, host_memory, memory_of, routes_of
 from rlightning.assembly.workers import plan_workers
-from rlightning.commands.check import machine_at_hand, read_cluster
+from rlightning.commands.check import machine_at_hand
 from rlightning.commands.cli import app
 from rlightning.commands.picture import draw, fold, spans
 from rlightning.config import Config
+from rlightning.configuring.cluster_file import read_cluster
 from rlightning.configuring.load import load_config
 from rlightning.errors import ConfigError, PlacementError
 from rlightning.placement import Slot
@@ -146,8 +147,8 @@ def test_check_shows_a_plan_for_64_nodes(folder):
     for shown in (
         "n1..n7 as n0",
         "GPU 0: 1 ",
-        "#0 train[0] 1 b0",
-        "#512 buffer[0] b8",
+        "#0 train[0] 1 r0",
+        "#512 buffer[0] r8",
         "ways of weights",
         "8 eval policies on n8",
         "busiest links",

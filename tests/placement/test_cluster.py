@@ -2,8 +2,9 @@
 
 import pytest
 
+from rlightning.configuring.cluster_file import ClusterDescription
 from rlightning.errors import ConfigError
-from rlightning.placement.cluster import ClusterDescription, parse_devices
+from rlightning.placement.cluster import parse_devices
 from tests.placement.makers import nodes, places, plan, workers
 
 

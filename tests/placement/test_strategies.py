@@ -105,7 +105,7 @@ def test_device_colocate_is_a_node_where_the_device_is_the_cpu():
     assert found.binding
 
 
-def test_process_colocate_takes_turns_on_one_cpu_and_shares_a_bundle():
+def test_process_colocate_takes_turns_on_one_cpu_and_shares_a_reservation():
     found = plan(nodes(1, cpus=2, gpus=0), [*workers("eval", 2), *workers("env", 4)], env_strategy="process-colocate")
     assert [slot.process for slot in found.of("env")] == ["eval[0]", "eval[1]", "eval[0]", "eval[1]"]
     assert [slot.cpus for slot in found.slots] == [1, 1, 0, 0, 0, 0]
