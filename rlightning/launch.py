@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from rlightning.assembly.assemble import build_env_group as build_env_group
     from rlightning.assembly.assemble import build_eval_env_group as build_eval_env_group
     from rlightning.assembly.assemble import build_policy_group as build_policy_group
+    from rlightning.assembly.recording import open_run as open_run
     from rlightning.assembly.run import Run as Run
     from rlightning.commands.run import launch as launch
-    from rlightning.commands.run import open_run as open_run
     from rlightning.configuring.load import LoadedConfig as LoadedConfig
     from rlightning.configuring.load import load_config as load_config
 
@@ -34,7 +34,7 @@ _PUBLIC = {
     "build_policy_group": "assembly.assemble",
     "launch": "commands.run",
     "load_config": "configuring.load",
-    "open_run": "commands.run",
+    "open_run": "assembly.recording",
 }
 
 __all__ = sorted(_PUBLIC)

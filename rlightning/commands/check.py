@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from rlightning.assembly.picture import draw, fold, index, node_names, spans
 from rlightning.assembly.plan import RunPlan, plan_run, require_devices
 from rlightning.assembly.sizes import (
     Flow,
@@ -26,7 +27,6 @@ from rlightning.assembly.sizes import (
     routes_of,
 )
 from rlightning.assembly.workers import WorkerPlan, plan_workers
-from rlightning.commands.picture import draw, fold, index, node_names, spans
 from rlightning.config import Config
 from rlightning.configuring.cluster_file import read_cluster
 from rlightning.configuring.load import LoadedConfig

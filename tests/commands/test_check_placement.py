@@ -7,12 +7,12 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from rlightning.assembly.picture import draw, fold, spans
 from rlightning.assembly.plan import placement_options, plan_run, worker_requests
 from rlightning.assembly.sizes import CONTEXT_GB, Sizes, device_memory, host_memory, memory_of, routes_of
 from rlightning.assembly.workers import plan_workers
 from rlightning.commands.check import machine_at_hand
 from rlightning.commands.cli import app
-from rlightning.commands.picture import draw, fold, spans
 from rlightning.config import Config
 from rlightning.configuring.cluster_file import read_cluster
 from rlightning.configuring.load import load_config

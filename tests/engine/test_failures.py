@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from rlightning.assembly.assemble import assemble
-from rlightning.commands.run import open_run
+from rlightning.assembly.recording import open_run
 from rlightning.errors import WeightSyncError, WorkerDied, WorkerError
 from rlightning.observability.run_folder import RunFolder
 from rlightning.observability.sinks import JsonlSink, Sinks

@@ -13,7 +13,7 @@ from contextlib import closing
 import pytest
 
 from rlightning.assembly.assemble import assemble
-from rlightning.commands.run import open_run
+from rlightning.assembly.recording import open_run
 from rlightning.config import ClusterConfig, Config, EnvConfig, LogConfig, TrainConfig
 from rlightning.engine.recorder import FolderRecorder
 from rlightning.errors import RecordError, WorkerError
