@@ -165,8 +165,8 @@ class PolicyConfig(FiniteSection):
     """The options of the algorithm; validated by the algorithm."""
     optim_cfg: OptimConfig = OptimConfig()
     compile: bool = False
-    """Have torch compile what the algorithm calls most, such as the loss: some 10 s at the first update, and less time
-    per update from then on. On a CPU it needs a C++ compiler; on a GPU the calls are replayed as graphs of kernels."""
+    """Whether torch compiles what the algorithm calls most, such as the loss: some 10 s at the first update, and less
+    time per update from then on. A CPU needs a C++ compiler; on a GPU the calls are replayed as graphs of kernels."""
     train_num_cpus: float = Field(1.0, ge=0)
     """CPUs reserved for each remote train policy."""
     eval_num_cpus: float = Field(1.0, ge=0)
@@ -231,7 +231,7 @@ class BufferConfig(FiniteSection):
 
 
 class PlacementConfig(FiniteSection):
-    """Who sits where."""
+    """Where the workers are."""
 
     mode: Literal["auto", "manual"] = "auto"
     """Whether ``strategy`` places the workers, or the pools of ``cluster.resource_pool`` do."""
@@ -241,13 +241,13 @@ class PlacementConfig(FiniteSection):
     in which eval policies share the device of their train policy, or its node where their shares of a device do not fit
     together."""
     env_strategy: Literal["default", "device-colocate", "node-affinity", "process-colocate"] = "default"
-    """How env workers sit relative to eval policies; env worker i belongs to eval policy i modulo their number.
+    """Where env workers are relative to eval policies; env worker i belongs to eval policy i modulo their number.
     "node-affinity": on its node. "device-colocate": on its GPU; on its node where there are no GPUs.
     "process-colocate": in its process, and each process collects all steps of an epoch by one call."""
 
 
 class PoolConfig(FiniteSection):
-    """Nodes, or parts of them, and who lives there (``cluster.placement.mode: manual``).
+    """Nodes, or parts of them, and the workers there (``cluster.placement.mode: manual``).
 
     A pool is a row of places, numbered through its nodes: a place is a GPU of the pool, and a CPU on a node of which
     the pool has no GPU.

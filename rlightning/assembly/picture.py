@@ -19,7 +19,7 @@ class Folded:
 
     Attributes:
         node: The node.
-        slots: Who sits on it.
+        slots: Workers on it.
         alike: The others, in the order of the cluster.
     """
 
@@ -29,7 +29,7 @@ class Folded:
 
 
 def fold(plan: Plan, cluster: Cluster) -> list[Folded]:
-    """Put nodes together that have the same and hold the same kinds of workers at the same devices."""
+    """Group nodes that have the same and hold the same kinds of workers at the same devices."""
     on: dict[str, list[Slot]] = {node.name: [] for node in cluster.nodes}
     for slot in plan.slots:
         on[slot.node].append(slot)
@@ -47,7 +47,7 @@ def draw(plan: Plan, cluster: Cluster, width: int = 100) -> list[str]:
     """Draw all nodes.
 
     Args:
-        plan: Who sits where.
+        plan: The places of all workers.
         cluster: What there is.
         width: Characters per line; what does not fit is cut off.
     """
@@ -103,7 +103,7 @@ def describe(slots: Sequence[Slot]) -> str:
 
 
 def index(slot: Slot) -> int:
-    """Give the number of a worker among those of its role."""
+    """Return the number of a worker among those of its role."""
     return int(slot.worker.partition("[")[2].removesuffix("]"))
 
 

@@ -53,7 +53,7 @@ def plan_workers(config: Config) -> WorkerPlan:
 
 
 def shares_processes(config: Config) -> bool:
-    """Tell whether env workers live in the processes of eval policies, so that data are collected by fragment."""
+    """Return whether env workers live in the processes of eval policies, so that data are collected by fragment."""
     return config.cluster.placement.env_strategy == "process-colocate"
 
 
@@ -76,19 +76,19 @@ def _env_spec(config: Config, kind: EnvConfig, index: int, seed: int, purpose: s
 
 
 def env_kind(spec: WorkerSpec) -> EnvConfig:
-    """Give the configuration of an env worker's env."""
+    """Return the configuration of an env worker's env."""
     kind = spec.args[1]
     assert isinstance(kind, EnvConfig)
     return kind
 
 
 def of_generation(spec: WorkerSpec, generation: int) -> WorkerSpec:
-    """Say what the env worker is that takes the place of another one; it plays episodes of its own."""
+    """Describe the env worker that replaces another one; it plays episodes of its own."""
     return replace(spec, args=(*spec.args, generation))
 
 
 def host_of(config: Config, env_id: int) -> int:
-    """Say in the process of which eval policy an env worker lives: of the one that would answer it step by step."""
+    """Return the index of the eval policy in whose process an env worker lives: it would answer it step by step."""
     (index,) = SimpleRouter().select([env_id], [0] * config.cluster.eval_worker_num)
     return index
 
@@ -126,7 +126,7 @@ def _env_kinds(config: Config) -> list[EnvConfig]:
 
 
 def _eval_channels(config: Config) -> dict[str, int]:
-    """Let new weights, and with async rollouts the requests of each env worker, come beside all other calls."""
+    """Return the channels beside all other calls: for new weights, and async for the requests of each env worker."""
     channels = {"weights": 1}
     if config.policy.rollout_mode == "async":
         workers = max(len(config.env), sum(kind.num_workers for kind in config.env))

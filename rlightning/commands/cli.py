@@ -172,8 +172,8 @@ def check(
 ) -> None:
     """Validate a configuration and show what it would do; nothing is started.
 
-    Prints the resolved configuration, who would run where, what would be sent to whom, and the sizes of it; where
-    workers are processes of their own also who sits on which node and device, the ways of weights, and memory.
+    Prints the resolved configuration, the workers, what they would send to each other, and the sizes of it; where
+    workers are processes of their own also the node and device of each, the ways of weights, and memory.
 
     For example:
 
@@ -286,7 +286,7 @@ def _exit_codes() -> Iterator[None]:
 
 @contextmanager
 def _loading() -> Iterator[None]:
-    """Let Ctrl-C end the process on the spot while modules are loaded; nothing was started by then.
+    """End the process on the spot at Ctrl-C while modules are loaded; nothing was started by then.
 
     torch loads numpy by C code that swallows a KeyboardInterrupt: the run would go on, maybe with half of numpy.
     """

@@ -165,7 +165,7 @@ def _frame_rate(fps: float, ending: str) -> tuple[float, dict[str, Any]]:
 
 
 def choose_gl_backend() -> None:
-    """Let MuJoCo draw without a screen: set MUJOCO_GL where it is unset and there is no screen.
+    """Set MUJOCO_GL where it is unset and there is no screen, so that MuJoCo draws without one.
 
     A backend is tried in a process of its own, since the choice cannot be changed in this one afterwards.
     """

@@ -105,7 +105,7 @@ def without_times(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def _verdict(first: Outcome, other: Outcome) -> str:
-    """Say what differs; empty if nothing does."""
+    """Describe what differs; empty if nothing does."""
     for epoch, (expected, found) in enumerate(zip(first.metrics, other.metrics, strict=True), 1):
         names = [name for name in {**expected, **found} if not _same(expected.get(name), found.get(name))]
         if names:

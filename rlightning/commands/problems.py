@@ -86,7 +86,7 @@ def config_error_in(error: BaseException | None) -> ConfigError | None:
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Give an error, its cause, the cause of that and so on; each once, as ``raise error from error`` is possible."""
+    """Yield an error, its cause, the cause of that and so on; each once, as ``raise error from error`` is possible."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))

@@ -115,7 +115,7 @@ def _has_epochs(run: RunFolder) -> bool:
 
 @contextmanager
 def _told(run: RunFolder, console: Console) -> Iterator[None]:
-    """Say at the end, also after Ctrl-C or a failure, where the checkpoint and the curve are and how to go on."""
+    """Print at the end, also after Ctrl-C or a failure, where the checkpoint and the curve are and how to go on."""
     is_over, failed = False, False
     try:
         yield

@@ -27,7 +27,7 @@ def leaves(state: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def digest(leaf: Any) -> str:
-    """Give a digest of one leaf that depends on every bit, on dtype and on shape."""
+    """Compute a digest of one leaf that depends on every bit, on dtype and on shape."""
     if isinstance(leaf, torch.Tensor):
         leaf = leaf.detach().cpu().contiguous()
         content = leaf.reshape(-1).view(torch.uint8).numpy().tobytes()
@@ -42,7 +42,7 @@ def digest(leaf: Any) -> str:
 
 
 def tree_digest(state: Any) -> str:
-    """Give a digest of a whole state, whatever the order of its dicts."""
+    """Compute a digest of a whole state, whatever the order of its dicts."""
     total = hashlib.sha256()
     for path, leaf in sorted(leaves(state), key=lambda item: item[0]):
         total.update(f"{path}\0{digest(leaf)}\n".encode())

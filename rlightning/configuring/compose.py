@@ -35,7 +35,7 @@ _LOCK = threading.Lock()
 
 
 class _Folders(SearchPathPlugin):
-    """Has Hydra look for all files, the primary one among them, in the folders of the configuration at hand."""
+    """The folders in which Hydra looks for all files, the primary one among them,."""
 
     folders: ClassVar[Sequence[Path]] = ()
 
@@ -130,7 +130,7 @@ def locate(preset_or_path: str, config_dir: Path | None) -> tuple[str, list[Path
 
 
 def is_group(key: str, folders: Sequence[Path]) -> bool:
-    """Tell whether a key of the command line names a group."""
+    """Return whether a key of the command line names a group."""
     return bool(key) and any((folder / key).is_dir() for folder in folders)
 
 
@@ -175,7 +175,7 @@ def compose(name: str, folders: Sequence[Path], choices: Sequence[GroupChoice]) 
 
 @contextmanager
 def _hydra(folders: Sequence[Path]) -> Iterator[None]:
-    """Let Hydra find files in some folders; a program that uses Hydra itself finds it as it was."""
+    """Initialise Hydra with some folders; a program that uses Hydra itself finds it as it was."""
     with _LOCK, warnings.catch_warnings():
         # A file without _self_ wins over its defaults, whereas earlier versions of Hydra did the opposite, so it warns.
         warnings.filterwarnings("ignore", message=".*Defaults list is missing `_self_`")
@@ -231,7 +231,7 @@ def _explain(error: Exception, primary: Path, folders: Sequence[Path]) -> Proble
 
 
 def _missing_file(missing: str, message: str, primary: Path, folders: Sequence[Path]) -> Problem:
-    """Say which entry of which defaults list names a file that does not exist."""
+    """Find the entry of a defaults list that names a file that does not exist."""
     parent = re.match(r"In '([^']+)'", message)
     file = (_find(parent.group(1), folders) if parent else None) or primary
     group, _, option = missing.rpartition("/")

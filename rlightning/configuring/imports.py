@@ -115,13 +115,13 @@ def _load_file(path: Path) -> ModuleType:
 
 
 def _is_free(name: str, path: Path) -> bool:
-    """Tell whether a module name means nothing else than the file at ``path``."""
+    """Return whether a module name means nothing else than the file at ``path``."""
     found = None if name in sys.modules else importlib.util.find_spec(name)
     return name not in sys.modules and (found is None or found.origin == str(path))
 
 
 def _describe(error: Exception) -> str:
-    """Say what went wrong, and where in the user's code if it went wrong there."""
+    """Describe what went wrong, and where in the user's code if it went wrong there."""
     frames = traceback.extract_tb(error.__traceback__)
     last = frames[-1] if frames else None
     inside = last is not None and not last.filename.startswith("<frozen") and Path(last.filename) != Path(__file__)

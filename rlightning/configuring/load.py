@@ -119,7 +119,7 @@ def _import_entries(tree: dict[str, Any]) -> list[str]:
 
 
 def _make_absolute(tree: dict[str, Any], imported: Sequence[Imported]) -> None:
-    """Let a run be resumed and evaluated from any folder."""
+    """Make paths absolute, so that a run can be resumed and evaluated from any folder."""
     if imported and len(imported) == len(tree["imports"]):
         tree["imports"] = [found.entry for found in imported]
     envs, policy = tree.get("env"), tree.get("policy")

@@ -41,7 +41,7 @@ class Sources(dict[str, str]):
             section = section.rpartition(".")[0]
 
     def find(self, path: str) -> str:
-        """Say where ``path`` was written; where it was not, the nearest section around it; else nothing."""
+        """Return where ``path`` was written; where it was not, the nearest section around it; else nothing."""
         while path:
             if path in self:
                 return self[path]
@@ -50,7 +50,7 @@ class Sources(dict[str, str]):
 
 
 def is_under(path: str, section: str) -> bool:
-    """Tell whether a dotted path is a section or lies in it.
+    """Return whether a dotted path is a section or lies in it.
 
     >>> is_under("train.lr", "train"), is_under("trainer", "train")
     (True, False)

@@ -1,4 +1,4 @@
-"""The valid option that somebody probably meant."""
+"""The valid option that was probably meant."""
 
 from __future__ import annotations
 

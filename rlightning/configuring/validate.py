@@ -96,7 +96,7 @@ def explain(
     section: str = "",
     model: type[BaseModel] = Config,
 ) -> Iterator[Problem]:
-    """Say of each option of a tree what is wrong with it.
+    """Describe what is wrong with each option of a tree.
 
     Args:
         errors: What pydantic found.
@@ -114,7 +114,7 @@ def explain(
 
 
 def _location(error: ErrorDetails, tree: Any) -> list[str | int]:
-    """Say where in the tree, as it was written, an error lies."""
+    """Return where in the tree, as it was written, an error lies."""
     parts: list[str | int] = []
     node = tree
     for part in error["loc"]:

@@ -196,7 +196,7 @@ class Capacity:
         return found
 
     def take(self, need: Need, devices: Sequence[Sequence[int]], count: int = 1) -> None:
-        """Take what a unit of ``count`` workers needs; the caller may take more than there is."""
+        """Subtract what a unit of ``count`` workers needs, which may be more than there is."""
         for amount, chosen in zip(need.devices, devices, strict=True):
             for device in chosen:
                 self.free[device] -= min(amount, GRAIN)

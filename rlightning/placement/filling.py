@@ -68,7 +68,7 @@ class Filling:
                 self.left.append(group[len(chosen) :])
 
     def _choose(self, units: Sequence[Unit]) -> list[tuple[int, list[tuple[int, ...]]]]:
-        """Take capacity for units of one need, as far as there is any; return indices of nodes, and devices."""
+        """Choose nodes and devices for units of one need, as far as there is capacity; return indices of nodes."""
         need = units[0].need
         found = {index: one.find(need) for index, one in enumerate(self.capacities)}
         wanted = dict(need.amounts).get("CPU", 0), sum(need.devices)

@@ -14,7 +14,7 @@ from rlightning.placement.plan import Plan, Slot
 from rlightning.placement.request import ROLES
 
 ALL = "all"
-"""Says of a component that its workers are spread over all places of the pool."""
+"""Text of a component whose workers are spread over all places of the pool."""
 
 OPTION = "cluster.resource_pool"
 """Where pools are written."""
