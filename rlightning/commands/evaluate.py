@@ -21,7 +21,8 @@ from rlightning.configuring.changes import keep_changes, open_folder
 from rlightning.device import available_gpus
 from rlightning.engine.base_engine import BaseEngine
 from rlightning.engine.recorder import CheckpointFolder
-from rlightning.env.env_worker import EnvWorker, Episode
+from rlightning.env.env_worker import EnvWorker
+from rlightning.env.episodes import Episode
 from rlightning.errors import CheckpointError, ConfigError, MissingDependency, RLightningError
 from rlightning.observability.logs import log_to_console
 from rlightning.observability.run_folder import RunFolder

@@ -11,7 +11,7 @@ import numpy as np
 from rlightning.collect.stepwise import Nowhere, StepwiseCollector
 from rlightning.config import EvalConfig
 from rlightning.env.env_group import EnvGroup
-from rlightning.env.env_worker import SUCCESS, Episode
+from rlightning.env.episodes import SUCCESS, Episode
 from rlightning.env.faults import FaultCounts
 from rlightning.observability.timer import Span
 from rlightning.policy.policy_group import PolicyGroup

@@ -2,6 +2,7 @@
 
 from rlightning.env.base_env import BaseEnv
 from rlightning.env.env_group import EnvGroup
-from rlightning.env.env_worker import EnvWorker, Episode
+from rlightning.env.env_worker import EnvWorker
+from rlightning.env.episodes import Episode
 
 __all__ = ["BaseEnv", "EnvGroup", "EnvWorker", "Episode"]

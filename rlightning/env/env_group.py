@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlightning.env.env_worker import EnvWorker, Episode
+from rlightning.env.env_worker import EnvWorker
+from rlightning.env.episodes import Episode
 from rlightning.env.faults import FaultCounts, FaultKind, RestartRules
 from rlightning.env.replacement import Replacement
 from rlightning.errors import CheckpointError, ConfigError, Problem, WorkerDied, WorkerError

@@ -1,9 +1,8 @@
-"""One env in its worker: checked, counted, and copied both ways."""
+"""One env in its worker: its values are checked and copied both ways, and its episodes are counted."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
@@ -12,8 +11,8 @@ from rlightning.config import EnvConfig
 from rlightning.env import state as plain_state
 from rlightning.env.arrays import Leaf, all_finite, any_true, checked, map_parts, no_choice, row_leaves
 from rlightning.env.base_env import BaseEnv
+from rlightning.env.episodes import Episode, EpisodeCounter
 from rlightning.env.faults import FaultKind
-from rlightning.env.missing_names import MissingNames
 from rlightning.env.seeding import Purpose, sub_env_seeds
 from rlightning.env.text import encode_rows
 from rlightning.errors import CheckpointError, ProtocolError, ShapeError, WorkerError
@@ -24,47 +23,21 @@ from rlightning.types.tree import tree_map
 
 Array = np.ndarray[Any, Any]
 
-SUCCESS = "is_success"
-"""Gymnasium's name for whether an episode reached its goal; logged as a success rate."""
-
 _FLOAT32 = np.dtype(np.float32)
 _BOOL = np.dtype(np.bool_)
 _CODE_ERRORS = (NameError, AttributeError, TypeError, ImportError, NotImplementedError, ShapeError)
-"""What code with a mistake raises, and a device that is not there for a moment does not."""
-
-
-@dataclass(frozen=True, slots=True)
-class Episode:
-    """A finished episode.
-
-    Attributes:
-        return_: Sum of its rewards.
-        length: Steps.
-        truncated: Whether it was cut and not ended by a terminal state.
-        task: The task's label in metrics.
-        worker: Index of the env worker.
-        sub_env: Row of the sub-env.
-        info: The last value of each number of ``info`` that is logged, by name.
-    """
-
-    return_: float
-    length: int
-    truncated: bool
-    task: str
-    worker: int
-    sub_env: int
-    info: dict[str, float] = field(default_factory=dict)
+"""Exceptions of code with a mistake, and not of a device that is missing for a moment."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerReport:
-    """How a worker is after a failure somewhere in the run.
+    """The state of a worker after a failure somewhere in the run.
 
     Attributes:
         steps: Steps that it made since it was built.
-        fault: What its env did: ``FaultKind``; None if it is well.
+        fault: The fault of its env; None if it has none.
         message: The fault in words.
-        is_code_error: Whether it has made no step and failed as code with a mistake does, so that it would fail again.
+        is_code_error: Whether it failed before its first step by a mistake in its code, so that it would fail again.
     """
 
     steps: int
@@ -74,19 +47,19 @@ class WorkerReport:
 
 
 class _NotFinite(WorkerError):
-    """The env gave a number that is not finite."""
+    """The env returned a number that is not finite."""
 
 
 class EnvWorker:
-    """Owns one env: seeds it, checks what it returns, copies arrays both ways, and keeps track of episodes.
+    """Owns one env: seeds it, checks what it returns, copies arrays both ways, and counts episodes.
 
     Args:
         env_class: The env to build.
         config: Its configuration.
         index: Index of the worker among all env workers of the run.
         seed: The run's seed.
-        purpose: What the env is for; training and evaluation never share seeds.
-        generation: Each one plays other episodes; a worker that replaces another one gets a new one.
+        purpose: Training or evaluation, which never share seeds.
+        generation: Episodes of two generations differ; a worker that replaces another one gets the next generation.
 
     Attributes:
         name: Role and index, such as ``env[3]``.
@@ -106,13 +79,11 @@ class EnvWorker:
         generation: int = 0,
     ) -> None:
         self.name = f"env[{index}]" if purpose == "train" else f"{purpose}_env[{index}]"
-        self._index, self._task, self._text = index, config.task or config.name, config.text
-        self._missing = MissingNames()
-        self._episode_info = tuple(dict.fromkeys((*config.logged_info, SUCCESS)))
+        self._index, self._text = index, config.text
         try:
             self._env = env_class(config)
-        except SystemExit as error:  # it would end the run without a word
-            raise _ended_program(error, config.name, self.name, "__init__") from error
+        except SystemExit as error:  # it would end the run without a message
+            raise WorkerError(f"{config.name}: SystemExit: {error}", self.name, "__init__") from error
         self._env.purpose = purpose
         if not isinstance(getattr(self._env, "meta", None), EnvMeta):
             raise ProtocolError(f"{env_class.__name__} must set self.meta to an EnvMeta in its constructor")
@@ -127,28 +98,25 @@ class EnvWorker:
         self._timer = Timer()
         self._last: EnvRet | None = None
         self._is_seeded = False
-        self._steps = 0
-        self._made = 0  # steps of this object; a restored state has those of others before it
+        self._made = 0  # steps of this object; those of ``_counter`` continue from a restored state
         self._fault: tuple[FaultKind, WorkerError] | None = None
-        self._returns = np.zeros(n, np.float64)
-        self._began = np.zeros(n, np.int64)  # the step after which the episode of each row began
-        self._episodes: list[Episode] = []
+        self._counter = EpisodeCounter(config, index, self.name, n)
         self._info_sums: dict[str, float] = {}
         self._info_steps = 0
 
     def get_meta(self) -> EnvMeta:
-        """Describe the env."""
+        """Return the description of the env."""
         return self._meta
 
     def reset(self, reseed: bool = False) -> EnvRet:
         """Start a new episode in every row.
 
         Args:
-            reseed: Play the episodes of the first reset again; otherwise only the first reset seeds the env.
+            reseed: Whether to play the episodes of the first reset again; only the first reset seeds the env otherwise.
         """
         seeds = self._seeds() if reseed or not self._is_seeded else None
         if seeds is not None and reseed and self._purpose == "eval":
-            # Equal evaluations where the env draws from those; ``PolicyGroup.evaluating`` gives them back to training.
+            # For envs that draw from them; ``PolicyGroup.evaluating`` restores them for training.
             seed_global_generators(seeds)
         try:
             with self._timer.measure("reset"):
@@ -156,16 +124,16 @@ class EnvWorker:
                 last = EnvRet.from_reset(first.observation, self._num_envs)
                 last.info = first.info
                 ret = self._own(last)
-        except (Exception, SystemExit) as error:  # an env that ends the program has failed
-            self._blame(error, "reset")
+        except (Exception, SystemExit) as error:  # an env may not end the program
+            self._fail(error, "reset")
         self._is_seeded = True
         self._last = last
         self._fault = None
-        self._begin_episodes(slice(None))
+        self._counter.begin()
         return ret
 
     def restart(self, generation: int) -> EnvRet:
-        """Start episodes that this worker did not play before: those of another generation."""
+        """Start the episodes of another generation."""
         self._generation = generation
         return self.reset(reseed=True)
 
@@ -173,39 +141,33 @@ class EnvWorker:
         """Make one step in every row.
 
         Args:
-            response: What a policy answered; the env gets a copy of the action in the action space's dtype.
+            response: The response of a policy; the env gets a copy of the action in the action space's dtype.
 
         Raises:
             ProtocolError: If ``reset`` was not called before.
-            WorkerError: If the env or the action is at fault; names worker, sub-env and step.
+            WorkerError: If the env fails or a value is wrong; the message has worker, sub-env and step.
         """
         if self._last is None:
             raise ProtocolError(f"{self.name}: call reset before step")
         action = response.action if response.env_action is None else response.env_action
-        is_taken = False
+        is_valid = False
         try:
             with self._timer.measure("step"):
                 owned = self._own_action(action, self._action_leaves)
-                is_taken = True
+                is_valid = True
                 last = self._env.step(PolicyResponse(owned))
                 ret = self._own(last)
-        except (Exception, SystemExit) as error:  # an env that ends the program has failed
-            # An action that the env cannot have had is the policy's fault.
-            self._blame(error, "step", is_envs=is_taken)
+        except (Exception, SystemExit) as error:
+            self._fail(error, "step", is_fault=is_valid)  # an invalid action is a fault of the policy
         self._last = last
-        self._steps += 1
         self._made += 1
-        self._returns += ret.reward
-        if any_true(ret.is_reset):
-            self._begin_episodes(ret.is_reset)
-        if ret.final_observation is not None:
-            self._close_episodes(ret)
+        self._counter.add(ret)
         if self._env.logged_info:
             self._add_info(ret)
         return ret
 
     def current(self) -> EnvRet:
-        """Give the result of the last reset or step once more, to go on from after ``set_state``.
+        """Return the result of the last reset or step again, for the step after ``set_state``.
 
         Raises:
             ProtocolError: If there is none.
@@ -215,7 +177,7 @@ class EnvWorker:
         return self._own(self._last)
 
     def report(self) -> WorkerReport:
-        """Tell, after a failure somewhere in the run, whether it was the env here."""
+        """Report, after a failure somewhere in the run, whether this env failed."""
         if self._fault is None:
             return WorkerReport(self._made)
         kind, error = self._fault
@@ -223,28 +185,24 @@ class EnvWorker:
         return WorkerReport(self._made, kind, error.message, is_code_error)
 
     def raise_fault(self) -> None:
-        """Raise the fault of the env once more; nothing if there is none."""
+        """Raise the fault of the env again, if it has one."""
         if self._fault is not None:
             raise self._fault[1]
 
     def pop_episodes(self) -> list[Episode]:
-        """Give the episodes that ended since the last call, in the order of their ends."""
-        episodes, self._episodes = self._episodes, []
-        return episodes
+        """Return the episodes that ended since the last call, in the order of their ends."""
+        return self._counter.pop()
 
     def cut_episodes(self, length: int) -> list[int]:
-        """Count the open episodes of at least ``length`` steps as truncated; the env itself goes on.
+        """Count the running episodes of at least ``length`` steps as truncated; the env itself is not reset.
 
         Returns:
             Their rows.
         """
-        rows: list[int] = np.flatnonzero(self._steps - self._began >= length).tolist()
-        for row in rows:
-            self._end_episode({}, row, truncated=True)
-        return rows
+        return self._counter.cut(length)
 
     def pop_info(self) -> tuple[dict[str, float], int]:
-        """Give the sums of what the env wants logged of ``info`` since the last call, and the steps they are over."""
+        """Return the sums of ``logged_info`` since the last call, and the number of their terms."""
         sums, steps = self._info_sums, self._info_steps * self._num_envs
         self._info_sums, self._info_steps = {}, 0
         return sums, steps
@@ -254,7 +212,7 @@ class EnvWorker:
         try:
             return self._env.render()
         except SystemExit as error:
-            raise _ended_program(error, self._meta.name, self.name, "render") from error
+            self._fail(error, "render", is_fault=False)
 
     def render_fps(self) -> float | None:
         """Return the steps per second of the env's own time; None where that is unknown."""
@@ -265,18 +223,18 @@ class EnvWorker:
         try:
             self._env.close()
         except (Exception, SystemExit) as error:
-            self._blame(error, "close", is_envs=False)
+            self._fail(error, "close", is_fault=False)
 
     def record_spans(self) -> None:
-        """Write down, from now on, when the env is reset and stepped."""
+        """Record, from now on, the times of resets and steps."""
         self._timer.record_spans()
 
     def take_spans(self) -> list[Span]:
-        """Give what was written down since the last call."""
+        """Return the spans that were recorded since the last call."""
         return self._timer.take_spans()
 
     def get_state(self) -> dict[str, Any] | None:
-        """Describe env and counters, so that ``set_state`` in a new worker goes on bit for bit the same.
+        """Describe env and counters, so that a new worker continues bit for bit the same after ``set_state``.
 
         Returns:
             Plain data that a checkpoint can hold, with the state of the global generators; None if the env cannot be
@@ -295,19 +253,16 @@ class EnvWorker:
             "env_name": self._meta.name,
             "env": env,
             "last": last,
-            "steps": self._steps,
             "generation": self._generation,
-            "returns": self._returns.copy(),
-            "began": self._began.copy(),
-            "episodes": [[e.return_, e.length, e.truncated, e.sub_env, e.info] for e in self._episodes],
             "global_generators": global_generators(),
+            **self._counter.get_state(),
         }
 
     def set_state(self, state: dict[str, Any]) -> EnvRet:
-        """Go on from a state of ``get_state``.
+        """Continue from a state of ``get_state``.
 
         Returns:
-            The result of the last reset or step, to act on next.
+            The result of the last reset or step, for the next action.
 
         Raises:
             CheckpointError: If the state is that of another env.
@@ -317,47 +272,20 @@ class EnvWorker:
                 f"{self.name} runs {self._num_envs} sub-envs of {self._meta.name}, and the state is that of "
                 f"{len(state['returns'])} of {state['env_name']}"
             )
-        # Many envs make what a state is written into in their first reset.
+        # Many envs create in their first reset the objects that a state is written into.
         self._env.reset(self._seeds())
         self._env.set_state(state["env"])
         self._is_seeded = True
         self._last = EnvRet(**plain_state.restore(state["last"]))
-        self._steps, self._generation = state["steps"], state["generation"]
-        self._returns[:] = state["returns"]
-        self._began[:] = state["began"]
-        self._episodes = [self._episode(*values) for values in state["episodes"]]
+        self._generation = state["generation"]
+        self._counter.set_state(state)
         if "global_generators" in state:  # earlier checkpoints had none
-            # After the reset above, in which the env may have drawn from them.
+            # After the reset above, since the env may draw from them.
             set_global_generators(state["global_generators"])
         return self.current()
 
     def _seeds(self) -> list[int]:
         return sub_env_seeds(self._seed, self._purpose, self._index, self._generation, self._num_envs)
-
-    def _begin_episodes(self, rows: Any) -> None:
-        self._returns[rows] = 0.0
-        self._began[rows] = self._steps
-
-    def _close_episodes(self, ret: EnvRet) -> None:
-        for row in np.flatnonzero(ret.ended).tolist():
-            self._end_episode(self._last_info(ret.info, row), row, truncated=not ret.terminated[row])
-
-    def _end_episode(self, info: dict[str, float], row: int, *, truncated: bool) -> None:
-        return_, length = float(self._returns[row]), int(self._steps - self._began[row])
-        self._episodes.append(self._episode(return_, length, truncated, row, info))
-        self._begin_episodes(row)
-
-    def _last_info(self, info: dict[str, Any], row: int) -> dict[str, float]:
-        """Read the numbers that are logged of an episode; NaN stands for none."""
-        found = {}
-        for name in self._episode_info:
-            if name in info:
-                if info[name].shape != self._column_shape or info[name].dtype.kind not in "biuf":
-                    raise WorkerError(f"info[{name!r}] is no number per sub-env", self.name, "step")
-                found[name] = float(info[name][row])
-            elif name != SUCCESS:
-                self._missing.tell(name, info)
-        return {name: value for name, value in found.items() if not math.isnan(value)}
 
     def _add_info(self, ret: EnvRet) -> None:
         sums, info = self._info_sums, ret.info
@@ -367,24 +295,24 @@ class EnvWorker:
             sums[name] = sums.get(name, 0.0) + float(info[name].sum())
         self._info_steps += 1
 
-    def _episode(
-        self, return_: float, length: int, truncated: bool, sub_env: int, info: dict[str, float] | None = None
-    ) -> Episode:
-        return Episode(return_, length, truncated, self._task, self._index, sub_env, info or {})
+    def _fail(self, error: Exception | SystemExit, method: str, *, is_fault: bool = True) -> NoReturn:
+        """Raise an error that names env, worker and step; an exception of the env becomes its cause.
 
-    def _blame(self, error: Exception | SystemExit, method: str, *, is_envs: bool = True) -> NoReturn:
-        """Say who, where and when; what the env raised becomes the cause."""
+        Args:
+            error: The exception.
+            method: The method that it ended.
+            is_fault: Whether it is a fault of the env, which is reported.
+        """
         is_ours = isinstance(error, WorkerError | ShapeError)
         text = getattr(error, "message", str(error)) if is_ours else f"{type(error).__name__}: {error}"
-        cause = (error.__cause__ or error) if is_ours else error
-        step = f" (step {self._steps + 1} of this worker)" if method == "step" else ""
-        blamed = WorkerError(f"{self._meta.name}: {text}{step}", self.name, method)
-        blamed.__cause__ = cause
-        if is_envs:
-            self._fault = ("not_finite" if isinstance(error, _NotFinite) else "raised"), blamed
-        raise blamed from cause
+        step = f" (step {self._counter.steps + 1} of this worker)" if method == "step" else ""
+        failure = WorkerError(f"{self._meta.name}: {text}{step}", self.name, method)
+        failure.__cause__ = (error.__cause__ or error) if is_ours else error
+        if is_fault:
+            self._fault = ("not_finite" if isinstance(error, _NotFinite) else "raised"), failure
+        raise failure from failure.__cause__
 
-    # What the env gets and gives is checked and copied below, and nowhere else.
+    # All values that the env gets and returns are checked and copied below.
 
     def _own_action(self, action: Tree, leaves: Tree) -> Tree:
         if type(leaves) is not Leaf:
@@ -396,10 +324,7 @@ class EnvWorker:
             raise WorkerError(
                 f"action{leaves.path} of sub-env {_bad_row(owned)} is not finite: has the policy diverged?"
             )
-        if (wrong := no_choice(owned, leaves)) is not None:
-            row = int(np.argwhere(wrong)[0][0])
-            space = self._meta.action_space
-            raise WorkerError(f"action{leaves.path} of sub-env {row} is {owned[row]}, which is not in {space}")
+        _require_choices(owned, leaves, "action", self._meta.action_space)
         return owned
 
     def _own(self, last: EnvRet) -> EnvRet:
@@ -437,14 +362,8 @@ class EnvWorker:
         owned = rows.astype(leaves.handed_out, "C")
         if not all_finite(owned):
             raise _NotFinite(f"{what}{leaves.path} of sub-env {_bad_row(owned)} is not finite")
-        if leaves.choices is not None:
-            self._require_choices(owned, leaves, what)
+        _require_choices(owned, leaves, what, self._meta.observation_space)
         return owned
-
-    def _require_choices(self, rows: Array, leaf: Leaf, what: str) -> None:
-        if (wrong := no_choice(rows, leaf)) is not None:
-            row, space = int(np.argwhere(wrong)[0][0]), self._meta.observation_space
-            raise WorkerError(f"{what}{leaf.path} of sub-env {row} is {rows[row]}, which is not in {space}")
 
     def _own_column(self, column: Any, dtype: np.dtype[Any], what: str) -> Array:
         if type(column) is not np.ndarray or column.dtype is not dtype or column.shape != self._column_shape:
@@ -453,7 +372,7 @@ class EnvWorker:
         return owned
 
     def _own_final(self, final: Tree | None, ended: Array, observation: Tree) -> Tree:
-        """Take the last observations of the rows that ended; the other rows repeat the observation."""
+        """Copy the last observations of the rows that ended; the other rows repeat the observation."""
         if final is None:
             row = int(np.argmax(ended))
             raise WorkerError(f"the episode of sub-env {row} ended and final_observation is None")
@@ -464,8 +383,7 @@ class EnvWorker:
             owned[ended] = checked(last, leaf.shape, leaf.handed_out, what)[ended]
             if not all_finite(owned):
                 raise _NotFinite(f"{what} of sub-env {_bad_row(owned)} is not finite")
-            if leaf.choices is not None:
-                self._require_choices(owned, leaf, "final_observation")
+            _require_choices(owned, leaf, "final_observation", self._meta.observation_space)
             return owned
 
         return tree_map(pick, observation, self._observation_leaves, final)
@@ -484,8 +402,10 @@ class EnvWorker:
         return owned
 
 
-def _ended_program(error: SystemExit, env_name: str, worker: str, method: str) -> WorkerError:
-    return WorkerError(f"{env_name}: SystemExit: {error}", worker, method)
+def _require_choices(rows: Array, leaf: Leaf, what: str, space: Any) -> None:
+    if leaf.choices is not None and (wrong := no_choice(rows, leaf)) is not None:
+        row = int(np.argwhere(wrong)[0][0])
+        raise WorkerError(f"{what}{leaf.path} of sub-env {row} is {rows[row]}, which is not in {space}")
 
 
 def _bad_row(array: Array) -> int:

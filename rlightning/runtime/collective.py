@@ -38,13 +38,13 @@ class Call:
 
 
 def collective_call(calls: Sequence[Call], timeout: float | None = None) -> list[Any]:
-    """Make all calls at once and wait for all of them, so that each may wait for what the others do.
+    """Make all calls at once and wait for all of them, so that each may wait for the others.
 
     Local workers run in a thread each, and a single one in the caller's thread. Calls on one worker run in the order
     given.
 
     Args:
-        calls: What to do.
+        calls: The calls.
         timeout: Seconds for all of them; None waits for ever.
 
     Returns:
@@ -57,26 +57,26 @@ def collective_call(calls: Sequence[Call], timeout: float | None = None) -> list
     deadline = None if timeout is None else time.monotonic() + timeout
     futures: list[Future[Any] | None] = [None] * len(calls)
     local: dict[int, list[int]] = {}
-    for place, call in enumerate(calls):
+    for index, call in enumerate(calls):
         worker = call.handle.worker if isinstance(call.handle, PartHandle) else call.handle
         if isinstance(worker, LocalHandle):
-            local.setdefault(id(worker.target), []).append(place)
+            local.setdefault(id(worker.target), []).append(index)
         else:
-            futures[place] = call.start()
+            futures[index] = call.start()
 
-    def run(places: list[int]) -> None:
-        for place in places:
-            futures[place] = calls[place].start()
+    def run(indices: list[int]) -> None:
+        for index in indices:
+            futures[index] = calls[index].start()
 
     if len(local) == 1:
         run(*local.values())
     else:
         threads = [
-            threading.Thread(target=copy_context().run, args=(run, places), name=calls[places[0]].handle.name)
-            for places in local.values()
+            threading.Thread(target=copy_context().run, args=(run, indices), name=calls[indices[0]].handle.name)
+            for indices in local.values()
         ]
         for thread in threads:
-            # One that waits for ever must not keep the process from ending.
+            # A thread that waits for ever must not keep the process from ending.
             thread.daemon = True
             thread.start()
         for thread in threads:
@@ -94,13 +94,13 @@ def collective_call(calls: Sequence[Call], timeout: float | None = None) -> list
     if late:
         failures.append(CallTimeout(f"no answer within {timeout} s from {len(late)} calls: {', '.join(late[:10])}"))
     if not failures:
-        return gather(made)  # the last ones came meanwhile
-    # Outside of an except clause, since an error that crossed processes says by its __cause__ what happened there.
+        return gather(made)  # the last answers came meanwhile
+    # Outside of an except clause: the __cause__ of an error is what happened in the worker.
     raise min(failures, key=_is_a_consequence)
 
 
 def _failures(futures: Sequence[Future[Any]], deadline: float | None) -> list[Exception]:
-    """List what went wrong, in the order of the calls, so that the same failures give the same error."""
+    """List the failures in the order of the calls, so that the same failures give the same error."""
     failures: list[Exception] = []
     for future in futures:
         try:
@@ -108,12 +108,12 @@ def _failures(futures: Sequence[Future[Any]], deadline: float | None) -> list[Ex
         except WorkerError as error:
             failures.append(error)
         except CallTimeout:
-            pass  # what is missing is told once, with all the seconds that there were
+            pass  # calls without an answer are reported by one error
     return failures
 
 
 def _is_a_consequence(error: Exception) -> bool:
-    """Tell whether somebody just waited in vain, so that another failure says more."""
+    """Whether an error only says that another worker did not answer, so that the error of that one says more."""
     return isinstance(error, CallTimeout) or isinstance(error.__cause__, CallTimeout | PeerLost)
 
 

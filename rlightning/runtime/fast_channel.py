@@ -12,7 +12,6 @@ import socket
 import struct
 import sys
 import threading
-import time
 import traceback
 import uuid
 from collections import deque
@@ -21,7 +20,7 @@ from contextlib import suppress
 from multiprocessing import connection
 from typing import Any, Protocol, TypeVar
 
-from rlightning.errors import CallTimeout, call_failure
+from rlightning.errors import call_failure
 from rlightning.runtime.future import Future, LocalFuture, gather
 from rlightning.runtime.handle import WorkerHandle
 from rlightning.runtime.location import own_location
@@ -95,33 +94,34 @@ class SocketChannel:
 class SocketFuture(Future[T]):
     """The result of a call by a socket."""
 
-    __slots__ = ("channel", "method", "outcome")
+    __slots__ = ("channel", "method", "outcome", "worker")
 
     def __init__(self, channel: SocketChannel, method: str) -> None:
-        self.channel, self.method = channel, method
+        self.channel, self.worker, self.method = channel, channel.name, method
         self.outcome: Future[Any] | None = None
 
-    @classmethod
-    def _fetch(cls, futures: Sequence[Any], timeout: float | None) -> list[Any]:
-        _, late = cls._wait(futures, len(futures), timeout)
-        if late:
-            calls = ", ".join(f"{future.channel.name}.{future.method}" for future in late[:10])
-            raise CallTimeout(f"no answer within {timeout} s from {len(late)} calls: {calls}")
-        return [future.outcome.result(_CONNECT_S) for future in futures]
+    def _open(self) -> T:
+        assert self.outcome is not None
+        value: T = self.outcome.result(_CONNECT_S)
+        return value
 
     @classmethod
-    def _wait(cls, futures: Sequence[Any], at_least: int, timeout: float | None) -> tuple[list[Any], list[Any]]:
-        until = None if timeout is None else time.monotonic() + timeout
-        while True:
-            pending = [future for future in futures if future.outcome is None]
-            is_enough = len(futures) - len(pending) >= at_least
-            left = 0.0 if is_enough else None if until is None else max(0.0, until - time.monotonic())
-            channels = {future.channel.connection: future.channel for future in pending}
-            readable = connection.wait(channels, left) if channels else []
+    def _ready(cls, futures: Sequence[Any]) -> list[Any]:
+        while channels := cls._channels(futures):
+            readable: list[Any] = connection.wait(channels, 0.0)
             if not readable:
-                return [future for future in futures if future.outcome is not None], pending
+                break
             for each in readable:
                 channels[each].read()
+        return [future for future in futures if future.outcome is not None]
+
+    @classmethod
+    def _block(cls, pending: Sequence[Any], count: int, timeout: float | None) -> None:
+        connection.wait(cls._channels(pending), timeout)
+
+    @staticmethod
+    def _channels(futures: Sequence[Any]) -> dict[Any, SocketChannel]:
+        return {future.channel.connection: future.channel for future in futures if future.outcome is None}
 
 
 def open_channels(handles: Sequence[WorkerHandle], channel: str, timeout_s: float | None = None) -> list[FastChannel]:

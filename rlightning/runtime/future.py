@@ -7,7 +7,8 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar, Generic, TypeVar
+from contextlib import suppress
+from typing import Any, Generic, TypeVar
 
 from rlightning.errors import CallTimeout
 
@@ -15,7 +16,7 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 _TURN_S = 0.005
-"""Seconds that futures of one kind are waited for while those of another kind are, too."""
+"""Seconds to wait for futures of one kind while others of another kind are pending, too."""
 
 
 class Future(Generic[T_co]):
@@ -39,25 +40,42 @@ class Future(Generic[T_co]):
         return type(self)._fetch([self], timeout)[0]  # type: ignore[no-any-return]
 
     def done(self) -> bool:
-        """Tell whether ``result`` would return or raise at once."""
-        return not type(self)._wait([self], 1, 0.0)[1]
+        """Return whether ``result`` would return or raise at once."""
+        return bool(type(self)._ready([self]))
+
+    # Each kind of future implements the following for several of its kind.
 
     @classmethod
     def _fetch(cls, futures: Sequence[Any], timeout: float | None) -> list[Any]:
-        """Get the values of futures of this kind in one go."""
+        """Wait for the values of futures and return them."""
+        try:
+            wait(futures, len(futures), timeout)
+        except CallTimeout:
+            raise no_answer(futures, timeout) from None
+        return [future._open() for future in futures]
+
+    @classmethod
+    def _ready(cls, futures: Sequence[Any]) -> list[Any]:
+        """Return the futures that are done."""
         raise NotImplementedError
 
     @classmethod
-    def _wait(cls, futures: Sequence[Any], at_least: int, timeout: float | None) -> tuple[list[Any], list[Any]]:
-        """Split futures of this kind into ready and pending ones."""
+    def _block(cls, pending: Sequence[Any], count: int, timeout: float | None) -> None:
+        """Wait until ``count`` futures that were not done are done; it may return earlier."""
         raise NotImplementedError
+
+
+def no_answer(futures: Sequence[Any], timeout: float | None) -> CallTimeout:
+    """Return the error that names the calls among ``futures`` that are not done."""
+    ready = {id(future) for future in type(futures[0])._ready(futures)}
+    late = [f"{future.worker}.{future.method}" for future in futures if id(future) not in ready]
+    return CallTimeout(f"no answer within {timeout} s from {len(late)} calls: {', '.join(late[:10])}")
 
 
 class LocalFuture(Future[T]):
     """The outcome of a call that already ran in this process."""
 
     __slots__ = ("_error", "_trace", "_value")
-    _kind: ClassVar[str] = "local"
 
     def __init__(self, value: T | None = None, error: BaseException | None = None) -> None:
         self._value, self._error = value, error
@@ -65,24 +83,21 @@ class LocalFuture(Future[T]):
 
     def result(self, timeout: float | None = None) -> T:
         if self._error is not None:
-            # Whoever asks raises it once more: the way to one must not be added to the way to the one before.
+            # Each raise would add its frames to the traceback of the one before.
             raise self._error.with_traceback(self._trace)
         return self._value  # type: ignore[return-value]
-
-    def done(self) -> bool:
-        return True
 
     @classmethod
     def _fetch(cls, futures: Sequence[Any], timeout: float | None) -> list[Any]:
         return [future.result() for future in futures]
 
     @classmethod
-    def _wait(cls, futures: Sequence[Any], at_least: int, timeout: float | None) -> tuple[list[Any], list[Any]]:
-        return list(futures), []
+    def _ready(cls, futures: Sequence[Any]) -> list[Any]:
+        return list(futures)
 
 
 class JointFuture(Future[None]):
-    """There is a result when all of several futures have one."""
+    """The end of several calls; it fails as the first of them that fails."""
 
     __slots__ = ("_parts",)
 
@@ -95,18 +110,13 @@ class JointFuture(Future[None]):
         return [None] * len(futures)
 
     @classmethod
-    def _wait(cls, futures: Sequence[Any], at_least: int, timeout: float | None) -> tuple[list[Any], list[Any]]:
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
-            open_parts = {id(future): wait(future._parts, 0, 0.0)[1] for future in futures}
-            ready = [future for future in futures if not open_parts[id(future)]]
-            left = None if deadline is None else deadline - time.monotonic()
-            if len(ready) >= at_least or (left is not None and left <= 0):
-                return ready, [future for future in futures if open_parts[id(future)]]
-            try:
-                wait([part for parts in open_parts.values() for part in parts], 1, left)
-            except CallTimeout:
-                return ready, [future for future in futures if open_parts[id(future)]]
+    def _ready(cls, futures: Sequence[Any]) -> list[Any]:
+        return [future for future in futures if not wait(future._parts, 0, 0.0)[1]]
+
+    @classmethod
+    def _block(cls, pending: Sequence[Any], count: int, timeout: float | None) -> None:
+        with suppress(CallTimeout):
+            wait([part for future in pending for part in wait(future._parts, 0, 0.0)[1]], 1, timeout)
 
 
 class PendingFuture(Future[T]):
@@ -119,27 +129,21 @@ class PendingFuture(Future[T]):
         self._outcome: concurrent.futures.Future[Future[T]] = concurrent.futures.Future()
 
     def settle(self, outcome: Future[T]) -> None:
-        """Take the outcome; only for whoever runs the call."""
+        """Set the outcome, once; only the thread of the call does so."""
         self._outcome.set_result(outcome)
 
-    @classmethod
-    def _fetch(cls, futures: Sequence[Any], timeout: float | None) -> list[Any]:
-        _, late = concurrent.futures.wait([future._outcome for future in futures], timeout)
-        if late:
-            calls = [f"{future.worker}.{future.method}" for future in futures if future._outcome in late]
-            raise CallTimeout(f"no answer within {timeout} s from {len(calls)} calls: {', '.join(calls[:10])}")
-        return [future._outcome.result().result() for future in futures]
+    def _open(self) -> T:
+        return self._outcome.result().result()
 
     @classmethod
-    def _wait(cls, futures: Sequence[Any], at_least: int, timeout: float | None) -> tuple[list[Any], list[Any]]:
-        left = {future._outcome for future in futures if not future._outcome.done()}
-        until = math.inf if timeout is None else time.monotonic() + timeout
-        while len(futures) - sum(future._outcome in left for future in futures) < at_least:
-            patience = None if timeout is None else until - time.monotonic()
-            if patience is not None and patience <= 0:
-                break
-            _, left = concurrent.futures.wait(left, patience, concurrent.futures.FIRST_COMPLETED)
-        return [f for f in futures if f._outcome not in left], [f for f in futures if f._outcome in left]
+    def _ready(cls, futures: Sequence[Any]) -> list[Any]:
+        return [future for future in futures if future._outcome.done()]
+
+    @classmethod
+    def _block(cls, pending: Sequence[Any], count: int, timeout: float | None) -> None:
+        outcomes = {future._outcome for future in pending}
+        until = concurrent.futures.FIRST_COMPLETED if count < len(pending) else concurrent.futures.ALL_COMPLETED
+        concurrent.futures.wait(outcomes, timeout, until)
 
 
 def gather(futures: Iterable[Future[T]], timeout: float | None = None) -> list[T]:
@@ -153,17 +157,13 @@ def gather(futures: Iterable[Future[T]], timeout: float | None = None) -> list[T
         CallTimeout: If a value is missing after ``timeout`` seconds.
     """
     futures = list(futures)
-    kinds = {type(future) for future in futures}
+    kinds = _by_kind(futures)
     if len(kinds) == 1:
-        return kinds.pop()._fetch(futures, timeout)
-    places: dict[type[Future[Any]], list[int]] = defaultdict(list)
-    for place, future in enumerate(futures):
-        places[type(future)].append(place)
-    values: list[Any] = [None] * len(futures)
-    for kind, indices in places.items():
-        for place, value in zip(indices, kind._fetch([futures[i] for i in indices], timeout), strict=True):
-            values[place] = value
-    return values
+        return type(futures[0])._fetch(futures, timeout)
+    values: dict[int, T] = {}
+    for kind, members in kinds.items():
+        values.update(zip(map(id, members), kind._fetch(members, timeout), strict=True))
+    return [values[id(future)] for future in futures]
 
 
 def wait(
@@ -183,31 +183,32 @@ def wait(
         CallTimeout: If fewer than ``at_least`` are ready in time.
     """
     futures = list(futures)
-    remote: dict[type[Future[Any]], list[Future[T]]] = defaultdict(list)
-    for future in futures:
-        if not isinstance(future, LocalFuture):
-            remote[type(future)].append(future)
-    ready: set[int] = {id(future) for future in futures if isinstance(future, LocalFuture)}
+    wanted, kinds = min(at_least, len(futures)), _by_kind(futures)
     until = math.inf if timeout is None else time.monotonic() + timeout
-    while remote:
-        for kind, members in remote.items():
-            missing = min(at_least - sum(id(future) in ready for future in futures), len(members))
-            left = None if timeout is None else max(0.0, until - time.monotonic())
-            # Nobody can wait for two kinds at once: they take turns.
-            longest = left if len(remote) == 1 else min(_TURN_S, _TURN_S if left is None else left)
-            done, _ = kind._wait(members, max(0, missing), longest if missing > 0 else 0.0)
-            ready.update(id(future) for future in done)
-        count = sum(id(future) in ready for future in futures)
-        if count >= min(at_least, len(futures)) or time.monotonic() >= until:
-            break
-    done, pending = [f for f in futures if id(f) in ready], [f for f in futures if id(f) not in ready]
-    if len(done) < min(at_least, len(futures)):
-        raise CallTimeout(f"{len(done)} of {len(futures)} calls answered within {timeout} s, {at_least} wanted")
-    return done, pending
+    while True:
+        ready = {id(future) for kind, members in kinds.items() for future in kind._ready(members)}
+        done, pending = [f for f in futures if id(f) in ready], [f for f in futures if id(f) not in ready]
+        left = until - time.monotonic()
+        if len(done) >= wanted:
+            return done, pending
+        if left <= 0:
+            raise CallTimeout(f"{len(done)} of {len(futures)} calls answered within {timeout} s, {at_least} wanted")
+        waiting = _by_kind(pending)
+        for kind, members in waiting.items():
+            # A thread cannot wait for two kinds at once: they take turns.
+            turn = min(left, _TURN_S) if len(waiting) > 1 else None if timeout is None else left
+            kind._block(members, 1 if len(waiting) > 1 else wanted - len(done), turn)
+
+
+def _by_kind(futures: Iterable[Future[T]]) -> dict[type[Future[Any]], list[Future[T]]]:
+    kinds: dict[type[Future[Any]], list[Future[T]]] = defaultdict(list)
+    for future in futures:
+        kinds[type(future)].append(future)
+    return kinds
 
 
 def resolve(value: Any) -> Any:
-    """Open a future; other values pass."""
+    """Return the value of a future; other values pass."""
     if type(value) is LocalFuture and value._error is None:
         return value._value
     return value.result() if isinstance(value, Future) else value

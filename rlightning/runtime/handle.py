@@ -1,4 +1,4 @@
-"""A worker as its callers see it; whether it lives here or elsewhere is not their business."""
+"""A worker as its callers see it, wherever it lives."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class WorkerInfo:
     Attributes:
         name: Role and index, such as ``env[3]``.
         node: Id of its node; ``local`` in this process.
-        remote: Whether it is a process of its own.
+        remote: Whether it has a process of its own.
     """
 
     name: str
@@ -28,10 +28,10 @@ class WorkerInfo:
 
 
 class WorkerHandle(Protocol):
-    """A reference to a worker."""
+    """A reference to a worker; what is implemented here holds for a worker without channels of its own."""
 
     target: Any
-    """What the caller gave us: an object or a Ray actor handle."""
+    """The worker as the caller passed it: an object, a Ray actor handle or an ``InProcessWorker``."""
     name: str
     """Role and index, for messages."""
 
@@ -39,10 +39,11 @@ class WorkerHandle(Protocol):
         """Call a method, named by the function itself; arguments that are futures are opened at the worker."""
 
     def call_split(self, count: int, method: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Future[Any]]:
-        """Call a method that returns a list of ``count`` items, two or more; each item gets a future of its own."""
+        """Call a method that returns a list of ``count`` items, two or more; return one future for each item."""
 
     def call_beside(self, channel: str, method: Callable[..., R], *args: Any, **kwargs: Any) -> Future[R]:
         """Call a method beside other calls, without waiting for it; calls by one channel may lose their order here."""
+        return self.channel(channel).call(method, *args, **kwargs)
 
     def run(self, function: Callable[..., R], *args: Any, on: str = "", method: str = "") -> Future[R]:
         """Run a function where the worker lives, with the worker as its first argument, in the order of the calls.
@@ -50,27 +51,31 @@ class WorkerHandle(Protocol):
         Args:
             function: A function of a module.
             *args: Its further arguments; futures are opened there.
-            on: Whom messages name; this worker by default.
-            method: What messages say was called; the function by default.
+            on: The worker that messages name; this one by default.
+            method: The method that messages name; the function by default.
         """
 
     def part(self, name: str) -> PartHandle:
         """Return a handle of an object that the worker holds as the attribute ``name``."""
+        return PartHandle(self, name)
 
     def channel(self, name: str) -> WorkerHandle:
-        """Give a handle whose calls run beside those of other channels, in threads of their own.
+        """Return a handle whose calls run beside those of other channels, in threads of their own.
 
-        It is this handle itself where the worker lives here, or was started by somebody else or without the channel.
+        It is this handle itself where the worker lives here, or was started without the channel.
         """
+        return self
 
     def keep(self, value: Future[R]) -> Future[R]:
         """Store a value where this worker and others of its kind read it, so that it is sent once; see ``share``."""
+        return value
 
     def info(self) -> WorkerInfo:
-        """Tell where the worker lives."""
+        """Return where the worker lives."""
 
     def stop(self) -> None:
-        """End the worker's process; nothing to do for a local one."""
+        """End the process of the worker if it has one of its own."""
+        return
 
 
 class PartHandle:
@@ -110,7 +115,7 @@ def call_held(held: Any, name: str, method: str, names: tuple[str, ...], *values
 
 
 def as_handle(worker: Any, name: str = "worker") -> WorkerHandle:
-    """Wrap an object, a Ray actor handle or a ``InProcessWorker``. This is the one fork between local and Ray."""
+    """Wrap an object, a Ray actor handle or an ``InProcessWorker``. Local and Ray differ from here on only."""
     from rlightning.runtime.in_process import InProcessHandle, InProcessWorker
     from rlightning.runtime.local import LocalHandle
 
@@ -124,13 +129,13 @@ def as_handle(worker: Any, name: str = "worker") -> WorkerHandle:
 
 
 def share(value: Future[R], receivers: Sequence[WorkerHandle]) -> list[Future[R]]:
-    """Say what to pass to each of several workers, so that one value is sent once however many of them are elsewhere.
+    """Return what to pass to each of several workers, so that a value is sent once to all that live elsewhere.
 
-    Passed on as it is, a value of this process would be sent with each call anew; so is one that says by its
-    ``num_bytes`` that it is small. Who lives here gets it as it is.
+    A value of this process that is passed on as it is would be sent with each call. A value whose ``num_bytes`` says
+    that it is small is sent so, and a worker that lives here gets it as it is.
 
     Raises:
-        WorkerError: If there is no value, because the call that was to give it failed.
+        WorkerError: If there is no value, because the call that was to return it failed.
     """
     kinds = [type(receiver) for receiver in receivers]
     kept = {

@@ -1,4 +1,4 @@
-"""Workers that live in the process of another worker: a call between the two is a call of a method, and no message."""
+"""Workers in the process of another worker: a call between the two is a call of a method, and not a message."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from rlightning.errors import ProtocolError, raising_as
 from rlightning.runtime.future import Future
-from rlightning.runtime.handle import PartHandle, WorkerHandle, WorkerInfo, call_held
+from rlightning.runtime.handle import WorkerHandle, WorkerInfo, call_held
 
 R = TypeVar("R")
 
@@ -19,11 +19,11 @@ _WORKERS: dict[str, Any] = {}
 
 @dataclass(frozen=True, slots=True)
 class InProcessWorker:
-    """A worker in the process of another one; groups take it as they take objects and actors.
+    """A reference to a worker in the process of another one, which groups accept like an object or an actor.
 
     Attributes:
         host: The worker whose process it is.
-        key: Names the worker in that process.
+        key: Name of the worker in that process.
         name: Role and index.
     """
 
@@ -50,7 +50,7 @@ def rebuild_in_process(worker: InProcessWorker, cls: type[Any], args: tuple[Any,
 
 
 def end_in_process(worker: InProcessWorker) -> Future[None]:
-    """Forget an in-process worker; it must have been closed before."""
+    """Remove an in-process worker, which must have been closed before."""
     return worker.host.run(_forget, worker.key)
 
 
@@ -65,7 +65,7 @@ def in_process_worker(key: str) -> Any:
     return _WORKERS[key]
 
 
-class InProcessHandle:
+class InProcessHandle(WorkerHandle):
     """Calls methods of an in-process worker, in one order with the calls of its host."""
 
     def __init__(self, target: InProcessWorker, name: str) -> None:
@@ -77,10 +77,7 @@ class InProcessHandle:
         return self._host.run(_call, *call, on=self.name, method=called)
 
     def call_split(self, count: int, method: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Future[Any]]:
-        raise ProtocolError(f"{self.name} lives in the process of {self._host.name}, which gives its answers whole")
-
-    def call_beside(self, channel: str, method: Callable[..., R], *args: Any, **kwargs: Any) -> Future[R]:
-        return self.call(method, *args, **kwargs)
+        raise ProtocolError(f"{self.name} lives in the process of {self._host.name}, which does not split its answers")
 
     def run(self, function: Callable[..., R], *args: Any, on: str = "", method: str = "") -> Future[R]:
         on, method = on or self.name, method or function.__name__
@@ -89,18 +86,9 @@ class InProcessHandle:
     def keep(self, value: Future[R]) -> Future[R]:
         return self._host.keep(value)
 
-    def part(self, name: str) -> PartHandle:
-        return PartHandle(self, name)
-
-    def channel(self, name: str) -> InProcessHandle:
-        return self
-
     def info(self) -> WorkerInfo:
         there = self._host.info()
         return WorkerInfo(self.name, there.node, there.remote)
-
-    def stop(self) -> None:
-        """Nothing to end: the process is the host's."""
 
 
 def _build(_host: Any, key: str, name: str, cls: type[Any], args: tuple[Any, ...]) -> None:

@@ -8,18 +8,16 @@ from typing import Any, TypeVar
 
 from rlightning.errors import WorkerError, call_failure
 from rlightning.runtime.future import Future, LocalFuture, PendingFuture, resolve
-from rlightning.runtime.handle import PartHandle, WorkerInfo
+from rlightning.runtime.handle import WorkerHandle, WorkerInfo
 
 R = TypeVar("R")
 
 
-class LocalHandle:
+class LocalHandle(WorkerHandle):
     """Calls methods of an object at once, or in a thread beside this one.
 
-    A failure is kept in the future, as it is with a remote worker, and raised where the result is wanted.
+    A failure is stored in the future, as that of a remote worker is, and raised by ``result``.
     """
-
-    __slots__ = ("name", "target")
 
     def __init__(self, target: Any, name: str) -> None:
         self.target, self.name = target, name
@@ -67,27 +65,15 @@ class LocalHandle:
         except Exception as error:
             return self._failed(error, method or function.__name__)
 
-    def part(self, name: str) -> PartHandle:
-        return PartHandle(self, name)
-
-    def channel(self, name: str) -> LocalHandle:
-        return self
-
-    def keep(self, value: Future[R]) -> Future[R]:
-        return value
-
     def info(self) -> WorkerInfo:
         return WorkerInfo(self.name, "local", remote=False)
-
-    def stop(self) -> None:
-        return None
 
     def _failed(self, error: BaseException, method: str) -> LocalFuture[Any]:
         return LocalFuture(error=call_failure(error, self.name, method))
 
 
 def _failed_argument(error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LocalFuture[Any] | None:
-    """Give the argument that a call failed with, if it was one: the call fails as that did, and adds nothing to it."""
+    """Return the argument that a call failed with, if any: the call fails as its argument did, without a new error."""
     for value in (*args, *kwargs.values()):
         if type(value) is LocalFuture and value._error is error:
             return value

@@ -14,16 +14,16 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from rlightning.errors import CallTimeout, PlacementError, WorkerDied, WorkerError, call_failure
-from rlightning.runtime.future import Future
-from rlightning.runtime.handle import PartHandle, WorkerInfo
+from rlightning.errors import PlacementError, WorkerDied, WorkerError, call_failure
+from rlightning.runtime.future import Future, no_answer
+from rlightning.runtime.handle import WorkerHandle, WorkerInfo
 from rlightning.runtime.interrupts import interrupts_held_back
 
 logger = logging.getLogger(__name__)
@@ -40,15 +40,14 @@ _PROCESSES: dict[str, int] = {}
 _END_S = 10.0
 """Seconds to wait for the end of a process; Ray kills one that does not end by itself after 5 s."""
 _INLINE_BYTES = 100_000
-"""What is smaller travels with the call itself, which takes less time than to store it and to read it there."""
+"""Smaller values are sent with the call itself, which takes less time than storing and reading them."""
 _STARTS = 3
 """Attempts to start a Ray of our own."""
 _joined = 0
-"""Joins without a leave."""
+"""Calls of ``join`` without one of ``leave``."""
 _owned = False
-"""Whether Ray was started here; else whoever started it ends it."""
-_PLACE = re.compile(r"([\w.-]+):(\d+)")
-"""Host and port."""
+"""Whether Ray was started here; only then is it ended here."""
+_HOST_AND_PORT = re.compile(r"([\w.-]+):(\d+)")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _FAILED_ARGUMENT = "At least one of the input arguments for this task could not be computed:"
 """What Ray writes between a call and the call that gave its argument and failed."""
@@ -70,35 +69,31 @@ class RayFuture(Future[T]):
         try:
             return ray.get([future.ref for future in futures], timeout=timeout)
         except GetTimeoutError:
-            _, pending = cls._wait(futures, len(futures), 0.0)
-            calls = ", ".join(f"{future.worker}.{future.method}" for future in pending[:10])
-            raise CallTimeout(f"no answer within {timeout} s from {len(pending)} calls: {calls}") from None
+            raise no_answer(futures, timeout) from None
         except RayError as error:
-            cls._raise_first(futures, error)
-
-    @classmethod
-    def _raise_first(cls, futures: Sequence[Any], error: RayError) -> NoReturn:
-        """Name the first future that failed; a batched fetch does not say which it was."""
-        if len(futures) > 1:
-            ready, _ = cls._wait(futures, len(futures), 0.0)
-            for future in ready:
+            # A batched fetch does not say which one failed.
+            for future in cls._ready(futures) if len(futures) > 1 else ():
                 future.result()
-        raise _failure(error, futures[0])
+            raise _failure(error, futures[0])  # noqa: B904 (its cause is that of the worker)
 
     @classmethod
-    def _wait(cls, futures: Sequence[Any], at_least: int, timeout: float | None) -> tuple[list[Any], list[Any]]:
-        if not futures:
-            return [], []
-        # Two futures may hold the same reference, which ray.wait does not take.
-        refs = list({future.ref: None for future in futures})
-        ready, _ = ray.wait(refs, num_returns=max(1, min(at_least, len(refs))), timeout=timeout, fetch_local=False)
-        # ray.wait stops at num_returns; ask once more for whatever else has come.
-        ready, _ = ray.wait(refs, num_returns=len(refs), timeout=0.0, fetch_local=False)
-        done = set(ready)
-        return [f for f in futures if f.ref in done], [f for f in futures if f.ref not in done]
+    def _ready(cls, futures: Sequence[Any]) -> list[Any]:
+        refs = cls._references(futures)
+        ready = set(ray.wait(refs, num_returns=len(refs), timeout=0.0, fetch_local=False)[0])
+        return [future for future in futures if future.ref in ready]
+
+    @classmethod
+    def _block(cls, pending: Sequence[Any], count: int, timeout: float | None) -> None:
+        refs = cls._references(pending)
+        ray.wait(refs, num_returns=min(count, len(refs)), timeout=timeout, fetch_local=False)
+
+    @staticmethod
+    def _references(futures: Sequence[Any]) -> list[ray.ObjectRef[Any]]:
+        """List the references once each: ray.wait takes none twice."""
+        return list({future.ref: None for future in futures})
 
 
-class RayHandle:
+class RayHandle(WorkerHandle):
     """Calls methods of an actor; calls of one caller by one channel run in the order in which they were made.
 
     A call whose arguments are not there yet holds up the later ones of its own channel, and no others.
@@ -111,26 +106,18 @@ class RayHandle:
         _NAMES[target._actor_id.hex()] = name
 
     def call(self, method: Callable[..., R], *args: Any, **kwargs: Any) -> Future[R]:
-        name = method.__name__
-        ref = self._method(name, 1).remote(*map(_unwrap, args), **_unwrap_named(kwargs))
-        return RayFuture(ref, self.name, name)
+        ref = self._method(method.__name__, 1).remote(*map(_unwrap, args), **_unwrap_named(kwargs))
+        return RayFuture(ref, self.name, method.__name__)
 
     def call_split(self, count: int, method: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Future[Any]]:
         if count < 2:
             raise ValueError("one item needs no splitting: use call")
-        name = method.__name__
-        refs = self._method(name, count).remote(*map(_unwrap, args), **_unwrap_named(kwargs))
-        return [RayFuture(ref, self.name, name) for ref in refs]
-
-    def call_beside(self, channel: str, method: Callable[..., R], *args: Any, **kwargs: Any) -> Future[R]:
-        return self.channel(channel).call(method, *args, **kwargs)
+        refs = self._method(method.__name__, count).remote(*map(_unwrap, args), **_unwrap_named(kwargs))
+        return [RayFuture(ref, self.name, method.__name__) for ref in refs]
 
     def run(self, function: Callable[..., R], *args: Any, on: str = "", method: str = "") -> Future[R]:
         ref = self._method("__ray_call__", 1).remote(function, *map(_unwrap, args))
         return RayFuture(ref, on or self.name, method or function.__name__)
-
-    def part(self, name: str) -> PartHandle:
-        return PartHandle(self, name)
 
     def channel(self, name: str) -> RayHandle:
         if name not in _CHANNELS.get(self.target._actor_id.hex(), ()):
@@ -145,23 +132,18 @@ class RayHandle:
         return RayFuture(ray.put(value.result()), self.name, "keep")
 
     def info(self) -> WorkerInfo:
-        node = self.run(_node_id, method="info").result()
-        return WorkerInfo(self.name, str(node), remote=True)
+        return WorkerInfo(self.name, self.run(_node_id, method="info").result(), remote=True)
 
     def stop(self) -> None:
         ray.kill(self.target)
 
     def _method(self, name: str, count: int) -> Any:
-        key = (name, count)
-        method = self._methods.get(key)
+        method = self._methods.get((name, count))
         if method is None:
-            method = getattr(self.target, name)
             options: dict[str, Any] = {"num_returns": count} if count > 1 else {}
-            if self._channel:
-                options["concurrency_group"] = self._channel
-            if options:
-                method = method.options(**options)
-            self._methods[key] = method
+            options |= {"concurrency_group": self._channel} if self._channel else {}
+            method = getattr(self.target, name)
+            method = self._methods[name, count] = method.options(**options) if options else method
         return method
 
 
@@ -195,9 +177,8 @@ def _failure(error: RayError, future: RayFuture[Any]) -> WorkerError:
         worker = _NAMES.get(error.actor_id or "", future.worker)
         method = future.method if worker == future.worker else ""
         address, code = _ADDRESS.search(str(error)), _EXIT_CODE.search(str(error))
-        died = WorkerDied(
-            f"the process of the worker is gone: {error}", worker, method, address[1] if address else "ray"
-        )
+        node = address[1] if address else "ray"
+        died = WorkerDied(f"the process of the worker is gone: {error}", worker, method, node)
         died.exit_code = int(code[1]) if code else None
         return died
     origin: BaseException = error
@@ -281,11 +262,11 @@ def _start(address: str, num_cpus: float, num_gpus: float) -> None:
 
 def _not_joined(address: str, error: ConnectionError) -> str:
     """Say why a cluster was not joined; Ray tells one that is not there and one that refuses a token by one text."""
-    place = _PLACE.search(str(error)) or _PLACE.search(address)
-    if place is not None:
-        with suppress(OSError), socket.create_connection((place[1], int(place[2])), timeout=_END_S):
+    found = _HOST_AND_PORT.search(str(error)) or _HOST_AND_PORT.search(address)
+    if found is not None:
+        with suppress(OSError), socket.create_connection((found[1], int(found[2])), timeout=_END_S):
             return (
-                f"what listens at {place[0]} (cluster.ray_address={address!r}) does not let this process in: if the "
+                f"what listens at {found[0]} (cluster.ray_address={address!r}) does not let this process in: if the "
                 f"cluster wants a token, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to that of "
                 f"its nodes; else see that it is a Ray of version {ray.__version__}"
             )

@@ -16,7 +16,7 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from rlightning.config import EnvConfig
 from rlightning.env.base_env import BaseEnv
-from rlightning.env.env_worker import SUCCESS
+from rlightning.env.episodes import SUCCESS
 from rlightning.env.text import TextAsTokens, has_text
 from rlightning.errors import ConfigError, MissingDependency, Problem, nearest_name
 from rlightning.registry import import_named, listed
