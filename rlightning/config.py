@@ -240,10 +240,12 @@ class PlacementConfig(FiniteSection):
     shards have nodes or devices of their own, and eval policies and envs the others. "colocate": one pool of all nodes,
     in which eval policies share the device of their train policy, or its node where their shares of a device do not fit
     together."""
-    env_strategy: Literal["default", "device-colocate", "node-affinity", "process-colocate"] = "default"
+    env_strategy: Literal["default", "auto", "device-colocate", "node-affinity", "process-colocate"] = "default"
     """Where env workers are relative to eval policies; env worker i belongs to eval policy i modulo their number.
     "node-affinity": on its node. "device-colocate": on its GPU; on its node where there are no GPUs.
-    "process-colocate": in its process, and each process collects all steps of an epoch by one call."""
+    "process-colocate": in its process, and each process collects all steps of an epoch by one call. "auto":
+    "process-colocate" where env and policy allow it and no env worker would wait for another one, else "default";
+    ``rlightning check`` says which and why."""
 
 
 class PoolConfig(FiniteSection):

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rlightning.assembly.workers import WorkerPlan, buffer_specs, plan_workers, shares_processes
+from rlightning.assembly.way import Way, choose_way, settle_way
+from rlightning.assembly.workers import WorkerPlan, buffer_specs, plan_workers
 from rlightning.buffer.assignment import BufferRoutes, routes_by_node, routes_in_order
 from rlightning.config import ClusterConfig, Config, NeedsConfig, PolicyConfig, WorkerNeedsConfig
 from rlightning.device import available_gpus
@@ -54,11 +55,11 @@ class RunPlan:
     """All that is decided about a run before its first worker starts; the builders and ``check`` read the same value.
 
     Attributes:
-        config: The configuration, with the number of shards that the cluster decided.
+        config: The configuration, with what was decided instead of "auto": shards, and the way to collect.
         workers: Every worker.
         placement: The place of each worker that is a process of its own; None where Ray decides, or there is none.
         routes: Which shard stores the data of which env workers, and serves which train policies.
-        by_fragment: Whether one call collects all steps of an epoch, in the processes of eval policies.
+        way: How data are collected, and why.
         weights: The way of the weights.
     """
 
@@ -66,8 +67,13 @@ class RunPlan:
     workers: WorkerPlan
     placement: Plan | None
     routes: BufferRoutes
-    by_fragment: bool
+    way: Way
     weights: WeightWay
+
+    @property
+    def by_fragment(self) -> bool:
+        """Whether one call collects all steps of an epoch, in the processes of eval policies."""
+        return self.way.by_fragment
 
     def nodes(self) -> dict[str, str]:
         """Return the node of each worker that is placed, by the worker's name."""
@@ -85,7 +91,8 @@ def plan_run(config: Config, cluster: Cluster | None = None, workers: WorkerPlan
     Raises:
         PlacementError: With all that does not fit the cluster.
     """
-    workers = workers if workers is not None else plan_workers(config)
+    workers, way = workers if workers is not None else plan_workers(config), choose_way(config)
+    config = settle_way(config)
     routes = routes_in_order(len(workers.env), len(workers.buffer), len(workers.train))
     placement = None
     if cluster is not None and config.cluster.any_remote:
@@ -98,7 +105,7 @@ def plan_run(config: Config, cluster: Cluster | None = None, workers: WorkerPlan
         workers,
         placement,
         routes,
-        shares_processes(config),
+        way,
         WeightWay.of(config.policy, is_paired=config.cluster.is_colocated),
     )
 

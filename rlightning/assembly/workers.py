@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from rlightning.assembly.way import choose_way
 from rlightning.buffer.assignment import BufferRoutes, routes_in_order
 from rlightning.buffer.shard import BufferShard
 from rlightning.config import Config, EnvConfig
@@ -54,7 +55,7 @@ def plan_workers(config: Config) -> WorkerPlan:
 
 def shares_processes(config: Config) -> bool:
     """Return whether env workers live in the processes of eval policies, so that data are collected by fragment."""
-    return config.cluster.placement.env_strategy == "process-colocate"
+    return choose_way(config).by_fragment
 
 
 def _train_env_specs(config: Config) -> list[WorkerSpec]:

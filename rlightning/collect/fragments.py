@@ -11,7 +11,7 @@ from rlightning.buffer.shard import Dropped
 from rlightning.collect.collector import Asked, Collector
 from rlightning.env.env_group import EnvGroup
 from rlightning.env.env_worker import EnvWorker
-from rlightning.errors import ProtocolError, WorkerError
+from rlightning.errors import ProtocolError, WorkerDied, WorkerError
 from rlightning.policy.base_policy import BasePolicy, PolicyRole
 from rlightning.runtime import Future, InProcessWorker, WorkerHandle, as_handle, gather
 from rlightning.runtime.in_process import in_process_worker, start_in_process
@@ -160,6 +160,16 @@ class FragmentCollector(Collector):
 
     def _go_on(self, replaced: dict[int, Future[EnvRet]], others: Sequence[int]) -> None:
         self.env_rets.update(replaced)
+
+    def _recover(self, error: WorkerError, in_flight: Sequence[Asked]) -> tuple[int, ...]:
+        try:
+            return super()._recover(error, in_flight)
+        except WorkerDied as died:
+            died.add_note(
+                "env workers and their eval policy shared this process; with cluster.placement.env_strategy=default an "
+                "env that ends its process is replaced"
+            )
+            raise
 
 
 def _collect(policy: BasePolicy, key: str, steps: int, *before: EnvRet | None) -> None:

@@ -68,6 +68,7 @@ def show_plan(loaded: LoadedConfig, console: Console, cluster_file: Path | None 
     console.print(to_yaml(_with_own_defaults(plan.config)), markup=False, soft_wrap=True)
     console.print("[bold]who runs where[/]\n")
     console.print(_workers_table(plan))
+    console.print(f"\n[bold]how data come[/]\n\n{escape(str(plan.way))}", soft_wrap=True)
     console.print("\n[bold]what is sent to whom[/], per epoch\n")
     console.print(_flows_table(flows(plan, sizes)))
     console.print("\n[bold]sizes[/]\n")

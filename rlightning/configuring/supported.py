@@ -50,7 +50,7 @@ _CONTRADICTIONS = (
     _Rule(
         "cluster.placement.env_strategy",
         lambda config: (
-            config.cluster.placement.env_strategy != "default"
+            config.cluster.placement.env_strategy not in ("default", "auto")
             and config.cluster.remote_env != config.cluster.remote_eval
         ),
         "env workers and eval policies must both be processes of their own, or neither; set cluster.remote_env and "
