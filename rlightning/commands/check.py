@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from rlightning.assembly.picture import draw, fold, index, node_names, spans
 from rlightning.assembly.plan import RunPlan, plan_run, require_devices
@@ -129,9 +129,7 @@ def _show_placement(plan: RunPlan, placement: Plan, cluster: Cluster, sizes: Siz
 
 
 def _workers_table(plan: RunPlan) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for name in ("worker", "runs in", "CPUs", "GPUs"):
-        table.add_column(name, justify="right" if name in ("CPUs", "GPUs") else "left")
+    table = Table("worker", "runs in", _right("CPUs"), _right("GPUs"), box=None, pad_edge=False)
     config, workers = plan.config, plan.workers
     table.add_row("controller", "this process", "", "")
     ray = "a Ray of its own" if config.cluster.ray_address == "local" else f"Ray at {config.cluster.ray_address}"
@@ -150,11 +148,12 @@ def _workers_table(plan: RunPlan) -> Table:
     return table
 
 
+def _right(name: str) -> Column:
+    return Column(name, justify="right")
+
+
 def _flows_table(found: Sequence[Flow]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for name in ("what", "from", "to", "how"):
-        table.add_column(name)
-    table.add_column("size", justify="right")
+    table = Table("what", "from", "to", "how", _right("size"), box=None, pad_edge=False)
     for flow in found:
         table.add_row(flow.what, escape(flow.sender), escape(flow.receiver), flow.transport, readable(flow.num_bytes))
     return table
@@ -162,9 +161,7 @@ def _flows_table(found: Sequence[Flow]) -> Table:
 
 def _sizes_table(config: Config, meta: EnvMeta, sizes: Sizes) -> Table:
     rows = config.train.max_rollout_steps * config.num_envs
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column()
-    table.add_column()
+    table = Table("", "", box=None, pad_edge=False, show_header=False)
     for label, text in (
         ("observation space", str(meta.observation_space)),
         ("action space", str(meta.action_space)),
@@ -178,9 +175,8 @@ def _sizes_table(config: Config, meta: EnvMeta, sizes: Sizes) -> Table:
 
 
 def _slots_table(plan: Plan, cluster: Cluster) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for name in ("rank", "worker", "role", "node", "GPU", "share", "CPUs", "reservation", "pool"):
-        table.add_column(name, justify="right" if name in ("share", "CPUs") else "left")
+    columns = ("rank", "worker", "role", "node", "GPU", _right("share"), _right("CPUs"), "reservation", "pool")
+    table = Table(*columns, box=None, pad_edge=False)
     for folded in fold(plan, cluster):
         groups: dict[tuple[object, ...], list[Slot]] = {}
         for slot in folded.slots:
@@ -206,11 +202,8 @@ def _slots_table(plan: Plan, cluster: Cluster) -> Table:
 
 
 def _routes_table(routes: Sequence[WeightRoute]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for name in ("from", "to", "how"):
-        table.add_column(name)
-    for name in ("over the network", "within the node"):
-        table.add_column(name, justify="right")
+    columns = ("from", "to", "how", _right("over the network"), _right("within the node"))
+    table = Table(*columns, box=None, pad_edge=False)
     for route in routes[:_MOST_ROUTES]:
         receivers = f"{len(route.receivers)} eval policies" if len(route.receivers) > 1 else route.receivers[0]
         table.add_row(
@@ -236,9 +229,7 @@ def _print_busiest(routes: Sequence[WeightRoute], console: Console) -> None:
 
 
 def _memory_table(plan: Plan, cluster: Cluster, memory: Memory) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for name in ("where", "who", "about", "of"):
-        table.add_column(name, justify="right" if name in ("about", "of") else "left")
+    table = Table("where", "who", _right("about"), _right("of"), box=None, pad_edge=False)
     shards = len(plan.of("buffer"))
     for folded in fold(plan, cluster):
         node = folded.node

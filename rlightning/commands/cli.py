@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 import rlightning
 from rlightning.commands.problems import (
@@ -196,9 +196,7 @@ def presets(config_dir: _ConfigDir = None) -> None:
     with _exit_codes():
         from rlightning.configuring.compose import presets as list_presets
 
-        table = Table(box=None, pad_edge=False)
-        table.add_column("preset", no_wrap=True)
-        table.add_column("what it does")
+        table = Table(Column("preset", no_wrap=True), "what it does", box=None, pad_edge=False)
         for preset in list_presets(config_dir):
             table.add_row(preset.name, escape(preset.description))
         _console().print(table)
@@ -320,7 +318,3 @@ def _print_version(asked: bool) -> None:
     if asked:
         _console().print(f"rlightning {rlightning.__version__}")
         raise typer.Exit
-
-
-if __name__ == "__main__":
-    main()

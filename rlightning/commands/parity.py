@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from rlightning.assembly.assemble import assemble
 from rlightning.commands.states import short, tree_digest
@@ -120,18 +120,9 @@ def _same(left: Any, right: Any) -> bool:
 
 
 def _table(outcomes: Mapping[str, Outcome]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for name in ("workers", "parameters", "whole state"):
-        table.add_column(name)
-    for name in ("env steps", "seconds"):
-        table.add_column(name, justify="right")
+    numbers = [Column(name, justify="right") for name in ("env steps", "seconds")]
+    table = Table("workers", "parameters", "whole state", *numbers, box=None, pad_edge=False)
     for name, outcome in outcomes.items():
-        row = (
-            name,
-            short(outcome.parameters),
-            short(outcome.state),
-            f"{outcome.env_steps:,}",
-            f"{outcome.seconds:.1f}",
-        )
-        table.add_row(*row)
+        digests = short(outcome.parameters), short(outcome.state)
+        table.add_row(name, *digests, f"{outcome.env_steps:,}", f"{outcome.seconds:.1f}")
     return table

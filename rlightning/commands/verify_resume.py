@@ -17,7 +17,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from rlightning.assembly.assemble import assemble
 from rlightning.checkpoint import load_state, save_state
@@ -178,9 +178,7 @@ _PARTS: dict[str, _Select] = {
 
 def _table(items: Sequence[Item]) -> Table:
     colours = {"equal": "green", "differs": "bold red", "not stored": "yellow"}
-    table = Table(box=None, pad_edge=False)
-    for name in ("item", "verdict", "detail"):
-        table.add_column(name, overflow="fold")
+    table = Table(*(Column(name, overflow="fold") for name in ("item", "verdict", "detail")), box=None, pad_edge=False)
     for item in items:
         table.add_row(item.name, f"[{colours[item.verdict]}]{item.verdict}[/]", escape(item.detail))
     return table

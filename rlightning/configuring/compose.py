@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -54,12 +55,10 @@ class Preset:
     Attributes:
         name: What the command line calls it.
         description: Its first comment line.
-        path: Its file.
     """
 
     name: str
     description: str
-    path: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +99,7 @@ def presets(config_dir: Path | None = None) -> list[Preset]:
     found: dict[str, Preset] = {}
     for folder in search_folders(config_dir):
         for path in sorted(folder.glob("*.yaml")):
-            found.setdefault(path.stem, Preset(path.stem, _description(path), path))
+            found.setdefault(path.stem, Preset(path.stem, _description(path)))
     return list(found.values())
 
 
@@ -208,14 +207,9 @@ def _find(name: str, folders: Sequence[Path]) -> Path | None:
 
 
 def _description(path: Path) -> str:
-    with path.open(encoding="utf-8") as lines:
-        for line in lines:
-            text = line.strip()
-            if text.startswith("#") and not text.startswith("# @package"):
-                return text.lstrip("# ")
-            if text and not text.startswith("#"):
-                break
-    return ""
+    lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    head = takewhile(lambda line: not line or line.startswith("#"), lines)
+    return next((line.lstrip("# ") for line in head if line and not line.startswith("# @package")), "")
 
 
 def _explain(error: Exception, primary: Path, folders: Sequence[Path]) -> Problem:
@@ -225,8 +219,7 @@ def _explain(error: Exception, primary: Path, folders: Sequence[Path]) -> Proble
         return Problem("config", f"not valid YAML: {getattr(error, 'problem', error)}", where)
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         return _missing_file(str(error.missing_cfg_file), str(error), primary, folders)
-    cause = error.__cause__ or error
-    text = " ".join(str(cause).split())
+    text = " ".join(str(error.__cause__ or error).split())
     return Problem("config", f"cannot be composed: {text}", display(primary))
 
 

@@ -39,9 +39,7 @@ class LoadedConfig:
 
 
 def load_config(
-    preset_or_path: str,
-    overrides: Sequence[str] = (),
-    config_dir: Path | str | None = None,
+    preset_or_path: str, overrides: Sequence[str] = (), config_dir: Path | str | None = None
 ) -> LoadedConfig:
     """Compose, resolve and validate a configuration; nothing is started.
 

@@ -41,17 +41,21 @@ _SYNONYMS = {
 """What other libraries call an option."""
 
 
-def options(section: type[BaseModel] = Config, path: str = "") -> Iterator[str]:
-    """List the dotted paths of all options below a section, sections included; lists are passed through.
+def options(section: type[BaseModel] = Config, path: str = "") -> dict[str, bool]:
+    """Return the dotted paths of all options below a section, and whether each holds sections that users name.
 
-    >>> "train.lr" in set(options()), "env.num_envs" in set(options())
-    (True, True)
+    Sections are among them; lists are passed through.
+
+    >>> options()["train.lr"], options()["env.num_envs"], options()["cluster.resource_pool"]
+    (False, False, True)
     """
+    found: dict[str, bool] = {}
     for name, field in section.model_fields.items():
-        option = join(path, name)
-        yield option
-        for inner in _sections(field.annotation):
-            yield from options(inner, option)
+        option, inner = join(path, name), list(_sections(field.annotation))
+        found[option] = bool(inner) and get_origin(field.annotation) is dict
+        for each in inner:
+            found |= options(each, option)
+    return found
 
 
 def schema_path_of(path: str, model: type[BaseModel] = Config) -> str:
@@ -61,12 +65,11 @@ def schema_path_of(path: str, model: type[BaseModel] = Config) -> str:
     ('env.name', 'cluster.resource_pool.num_nodes')
     """
     parts: list[str] = []
-    named = {option for option in options(model) if _holds_named_sections(option, model)}
-    skip = False
+    known, skip = options(model), False
     for part in path.split("."):
         if not part.isdigit() and not skip:
             parts.append(part)
-        skip = not skip and join(*parts) in named
+        skip = not skip and known.get(join(*parts), False)
     return join(*parts)
 
 
@@ -87,7 +90,8 @@ def nearest_option(path: str, extra: Iterable[str] = (), model: type[BaseModel] 
     best, best_score = "", 0.0
     for option in (*options(model), *extra):
         option_section, _, option_name = option.rpartition(".")
-        likeness = max(_likeness(name, known) for known in (option_name, *_names_elsewhere(option_name)))
+        synonyms = (synonym for synonym, meant in _SYNONYMS.items() if meant == option_name)
+        likeness = max(_likeness(name, known) for known in (option_name, *synonyms))
         same = option_section == section
         score = likeness + _NEARNESS * same
         if likeness >= (_SAME_SECTION if same else _ELSEWHERE) and score > best_score:
@@ -95,21 +99,8 @@ def nearest_option(path: str, extra: Iterable[str] = (), model: type[BaseModel] 
     return best
 
 
-def _holds_named_sections(option: str, model: type[BaseModel]) -> bool:
-    section: type[BaseModel] = model
-    *outer, name = option.split(".")
-    for part in outer:
-        section = next(_sections(section.model_fields[part].annotation))
-    annotation = section.model_fields[name].annotation
-    return get_origin(annotation) is dict and any(True for _ in _sections(annotation))
-
-
 def _likeness(left: str, right: str) -> float:
     return difflib.SequenceMatcher(None, left.lower().replace("-", "_"), right).ratio()
-
-
-def _names_elsewhere(name: str) -> list[str]:
-    return [synonym for synonym, meant in _SYNONYMS.items() if meant == name]
 
 
 def _sections(annotation: object) -> Iterator[type[BaseModel]]:

@@ -32,13 +32,14 @@ def _shards(config: Config) -> int:
     return 1 if config.cluster.buffer_worker_num == "auto" else config.cluster.buffer_worker_num
 
 
-_NOT_YET = (
+NOT_YET = (
     _Rule(
         "buffer.auto_truncate_episode",
         lambda config: not config.buffer.auto_truncate_episode,
         "a block is always closed when the learner takes it; keeping open episodes is not in this version; use true",
     ),
 )
+"""What is asked for and not in this version."""
 
 PLANNED = {
     ("engine", "asyncrl"): "the asynchronous engine is not in this version; use syncrl",
@@ -46,7 +47,7 @@ PLANNED = {
 }
 """Option and value -> why it is refused; they are no misspellings."""
 
-_CONTRADICTIONS = (
+CONTRADICTIONS = (
     _Rule(
         "cluster.placement.env_strategy",
         lambda config: (
@@ -136,17 +137,9 @@ _CONTRADICTIONS = (
         "wandb is not installed; get it with: pip install 'rlightning[wandb]'",
     ),
 )
+"""Options that do not go together, or not with this machine."""
 
 
-def not_yet(config: Config) -> list[Problem]:
-    """List what is asked for and not in this version."""
-    return _refused(_NOT_YET, config)
-
-
-def contradictions(config: Config) -> list[Problem]:
-    """List options that do not go together, or not with this machine."""
-    return _refused(_CONTRADICTIONS, config)
-
-
-def _refused(rules: Sequence[_Rule], config: Config) -> list[Problem]:
+def refused(rules: Sequence[_Rule], config: Config) -> list[Problem]:
+    """List what some rules refuse."""
     return [Problem(rule.path, rule.message) for rule in rules if rule.refused(config)]

@@ -15,7 +15,7 @@ from rlightning import registry
 from rlightning.config import Config, EnvConfig
 from rlightning.configuring.sources import join
 from rlightning.configuring.suggest import nearest_option, options, schema_path_of
-from rlightning.configuring.supported import PLANNED, contradictions, not_yet
+from rlightning.configuring.supported import CONTRADICTIONS, NOT_YET, PLANNED, refused
 from rlightning.errors import Problem, nearest_name
 
 _SECTIONS = {"policy.model_cfg": "ModelOptions", "policy.algo_cfg": "AlgoOptions"}
@@ -58,9 +58,9 @@ def validate(tree: dict[str, Any]) -> tuple[Config | None, list[Problem]]:
     usable = config or _without_the_wrong_parts(tree)
     if usable is not None:
         problems += _names(usable, tree)
-        problems += not_yet(usable)
+        problems += refused(NOT_YET, usable)
     if config is not None:
-        problems += contradictions(config)
+        problems += refused(CONTRADICTIONS, config)
     problems += _policy_options(tree, extra)
     return (None if problems else config), problems
 
