@@ -36,9 +36,16 @@ class Answering:
     The policy is an argument of each call, so that nobody but its user keeps it.
     """
 
-    def __init__(self, cls: type[BasePolicy], gate: RolloutGate, timer: Timer) -> None:
-        """Take the class of the policy, what admits requests, and what counts their time."""
-        self._gate, self._timer = gate, timer
+    def __init__(self, cls: type[BasePolicy], gate: RolloutGate, timer: Timer, *, postprocesses: bool) -> None:
+        """Begin without a thread for coroutines.
+
+        Args:
+            cls: The class of the policy.
+            gate: Admits requests.
+            timer: Counts their time.
+            postprocesses: Whether its author wrote a ``postprocess``.
+        """
+        self._gate, self._timer, self._postprocesses = gate, timer, postprocesses
         self._takes_deterministic = _accepts(cls.rollout_step, "deterministic")
         self._coroutines: CoroutineThread | None = None
         self._met: set[tuple[Any, bool]] = set()
@@ -108,13 +115,11 @@ class Answering:
             )
         return {"deterministic": True}
 
-    def finish(
-        self, policy: BasePolicy, env_ret: EnvRet | None, policy_resp: PolicyResponse | None, *, is_authored: bool
-    ) -> Any:
-        """Run ``postprocess`` on one env worker's data, where an author wrote one; gives arrays on the host."""
+    def finish(self, policy: BasePolicy, env_ret: EnvRet | None, policy_resp: PolicyResponse | None) -> Any:
+        """Run ``postprocess`` on one env worker's data, where an author wrote one; returns arrays on the host."""
         with self._gate.request(), self._timer.measure("postprocess"), torch.inference_mode():
             _require_weights(policy)
-            if not is_authored:
+            if not self._postprocesses:
                 return policy_resp
             request = None if env_ret is None else join_requests([env_ret], policy.device)
             response = None if policy_resp is None else own_response(policy_resp, policy.device)

@@ -68,7 +68,7 @@ class PolicyRole(StrEnum):
 
 
 class BasePolicy(nn.Module, ABC):
-    """What a user subclasses for an algorithm.
+    """The base class of all algorithms.
 
     A subclass builds its networks in ``construct_network``, answers observations in ``rollout_step``, takes data in
     ``update_dataset`` and learns from them in ``train``. The framework calls ``init_train`` or ``init_eval`` once.
@@ -137,20 +137,21 @@ class BasePolicy(nn.Module, ABC):
         self._weight_export = WeightExport(self, self._what_acts, self._timer)
         is_plain = lists_plainly and _is_inherited(type(self), "load_state_dict")
         self._weight_import = WeightImport(self, self._what_acts, self._gate, self._timer, loads_plainly=is_plain)
-        self._answering = Answering(type(self), self._gate, self._timer)
+        postprocesses = not _is_inherited(type(self), "postprocess")
+        self._answering = Answering(type(self), self._gate, self._timer, postprocesses=postprocesses)
         if self.rollout_mode == "sync" and is_coroutine(type(self).rollout_step):
             raise ConfigError(f"{type(self).__name__}.rollout_step is a coroutine: set policy.rollout_mode=async")
         self._attributes = framework_attributes(self, BasePolicy)  # as an author must leave them
         self._frame = frozenset(vars(self))
 
-    # What a user writes
+    # What an author writes
 
     @abstractmethod
     def construct_network(self, env_meta: EnvMeta | None, *args: Any, **kwargs: Any) -> None:
         """Build the networks as attributes of this policy.
 
         Args:
-            env_meta: Spaces of one sub-env; None where the caller gave none.
+            env_meta: Spaces of one sub-env; None where the caller passed none.
             *args: For callers of your own; the framework passes none.
             **kwargs: Likewise.
 
@@ -166,8 +167,8 @@ class BasePolicy(nn.Module, ABC):
     def rollout_step(self, env_ret: EnvRet, **kwargs: Any) -> PolicyResponse:
         """Choose actions; runs under ``torch.inference_mode``.
 
-        With ``policy.rollout_mode: async`` it is a coroutine, and requests overlap where it awaits. Threads that it
-        hands work to must enter ``torch.inference_mode`` themselves. A plain method takes one request after the other.
+        With ``policy.rollout_mode: async`` it may be a coroutine, and requests overlap where it awaits. Threads that it
+        starts must enter ``torch.inference_mode`` themselves. A plain method answers one request after the other.
 
         Args:
             env_ret: N rows, possibly of several env workers, as tensors on ``self.device``.
@@ -190,16 +191,13 @@ class BasePolicy(nn.Module, ABC):
         """
 
     def compiled(self, function: Callable[P, R]) -> Callable[P, R]:
-        """Have torch compile a function where ``policy.compile`` is set; else it is given back as it is.
+        """Return a function that torch compiles where ``policy.compile`` is set; else the function itself.
 
         Call it once, in ``setup_optimizer`` or ``construct_network``, for what is called many times with arguments of a
-        few shapes; give it a function and not a bound method, which would keep this policy alive. The seconds of the
-        first call, which compiles, are logged and timed as ``compile``. On a GPU the calls are replayed as graphs of
-        kernels (torch's mode "reduce-overhead").
+        few shapes; pass a function and not a bound method, which would keep this policy alive. The first call, which
+        compiles, is logged and timed as ``compile``. On a GPU the calls are replayed as graphs of kernels.
         """
-        if not self.config.compile:
-            return function
-        return compile_at_first_call(function, self.device, self._timer)
+        return compile_at_first_call(function, self.device, self._timer) if self.config.compile else function
 
     def postprocess(
         self, env_ret: EnvRet | None = None, policy_resp: PolicyResponse | None = None
@@ -216,11 +214,10 @@ class BasePolicy(nn.Module, ABC):
         return policy_resp
 
     def get_trainable_parameters(self) -> NamedTensors:
-        """Give all that acts: parameters and buffers of ``model_list``, and those of the policy itself.
+        """Return all that acts: parameters and buffers of ``model_list``, and those of the policy itself.
 
-        One of your own may leave out what the eval policies do without, and list tensors and numpy arrays that no
-        module holds. The buffers of a module whose parameters are all there, under its name in ``model_list``, travel
-        with them in any case.
+        Yours may leave out what the eval policies do without, and list tensors and numpy arrays that no module holds.
+        The buffers of a module whose parameters are all listed, under its name in ``model_list``, travel with them.
 
         Returns:
             Module name -> tensor name -> the live tensor or array; names are free of the prefixes of wrappers.
@@ -232,7 +229,7 @@ class BasePolicy(nn.Module, ABC):
 
         Raises:
             WeightSyncError: If names, shapes or dtypes differ; nothing is changed then.
-            ProtocolError: If ``get_trainable_parameters`` gives copies, which nobody acts with.
+            ProtocolError: If ``get_trainable_parameters`` returns copies, which do not act.
         """
         own, given = flatten_names(as_tensors(self.get_trainable_parameters())), flatten_names(as_tensors(state_dict))
         if not self._tensors.lists_plainly:
@@ -240,14 +237,14 @@ class BasePolicy(nn.Module, ABC):
         self._weight_import.copy_in(own, given, self._who)
 
     def extra_training_state(self) -> dict[str, Any]:
-        """Give what else a resumed run needs besides modules, optimizers, counters and the generator."""
+        """Return what else a resumed run needs besides modules, optimizers, counters and the generator."""
         return {}
 
     def load_extra_training_state(self, state: dict[str, Any]) -> None:
-        """Take back what ``extra_training_state`` gave."""
+        """Restore what ``extra_training_state`` returned."""
 
     def envs_changed(self) -> None:
-        """Drop what refers to the envs whose data came so far: from now on they come from others."""
+        """Drop what refers to the envs whose data came so far: from now on, data come from other envs."""
 
     # Life
 
@@ -305,7 +302,7 @@ class BasePolicy(nn.Module, ABC):
         self.is_init = True
 
     def is_initialized(self) -> bool:
-        """Tell whether ``init_train`` or ``init_eval`` is done."""
+        """Whether ``init_train`` or ``init_eval`` is done."""
         return self.is_init
 
     def reset_training_state(
@@ -338,18 +335,13 @@ class BasePolicy(nn.Module, ABC):
         """Count the requests in flight."""
         return self._gate.num_requests
 
-    def _rollout(
-        self,
-        env_ret: EnvRet,
-        evaluation: bool = False,
-        deterministic: bool = False,
-        at_least: int = -1,
-        env_ids: Sequence[Any] = (),
-    ) -> PolicyResponse:
-        """Answer one env worker once version ``at_least``, which was announced to the caller, is in force."""
-        if self.version < at_least:
-            self._weight_import.wait_for_version(at_least)
-        return self._answering.answer(self, (env_ret,), evaluation, deterministic, env_ids)[0]
+    def _rollout(self, env_ret: EnvRet, **options: Any) -> PolicyResponse:
+        """Answer one env worker; see ``_rollout_batch``."""
+        return self._rollout_batch(env_ret, **options)[0]
+
+    def _rollout_async(self, env_ret: EnvRet, **options: Any) -> PolicyResponse:
+        """Answer one env worker; several threads may call this at a time."""
+        return self._rollout(env_ret, **options)
 
     def _rollout_batch(
         self,
@@ -359,19 +351,14 @@ class BasePolicy(nn.Module, ABC):
         at_least: int = -1,
         env_ids: Sequence[Any] = (),
     ) -> list[PolicyResponse]:
-        """Answer several env workers by one forward pass, once version ``at_least`` is in force."""
+        """Answer several env workers by one forward pass, once version ``at_least`` of the weights is in force."""
         if self.version < at_least:
             self._weight_import.wait_for_version(at_least)
         return self._answering.answer(self, env_rets, evaluation, deterministic, env_ids)
 
-    def _rollout_async(self, env_ret: EnvRet, **options: Any) -> PolicyResponse:
-        """Answer one env worker as ``_rollout`` does, by its options; several threads may call this at a time."""
-        return self._rollout(env_ret, **options)
-
     def _postprocess(self, env_ret: EnvRet | None = None, policy_resp: PolicyResponse | None = None) -> Any:
-        """Run the user's ``postprocess`` on one env worker's data; gives arrays on the host."""
-        is_authored = type(self).postprocess is not BasePolicy.postprocess
-        return self._answering.finish(self, env_ret, policy_resp, is_authored=is_authored)
+        """Run the author's ``postprocess`` on one env worker's data; returns arrays on the host."""
+        return self._answering.finish(self, env_ret, policy_resp)
 
     # Weights: PolicyGroup calls these; rlightning.weights.delivery says in full what a sender and a receiver do
 
@@ -509,7 +496,7 @@ class BasePolicy(nn.Module, ABC):
             self._memory.offload_model(self._tensors.in_modules(), with_gradients=offload_grad)
 
     def reload_model_param_and_grad(self, load_grad: bool) -> None:
-        """Move parameters and buffers to the device, and gradients where asked: who begins with none needs none."""
+        """Move parameters and buffers to the device, and gradients where asked."""
         with self._gate.update(), self._timer.measure("reload"):
             self._memory.reload_model(self._tensors.in_modules(), with_gradients=load_grad)
 
@@ -526,11 +513,11 @@ class BasePolicy(nn.Module, ABC):
     # Checkpoints
 
     def get_training_state(self) -> dict[str, Any]:
-        """Give all that a resumed run needs of this policy, copied."""
+        """Return a copy of all that a resumed run needs of this policy."""
         return whole_state(self)
 
     def load_training_state(self, state: Mapping[str, Any], *, act_only: bool = False) -> None:
-        """Take back what ``get_training_state`` gave; with ``act_only`` modules and version alone, from any role.
+        """Restore what ``get_training_state`` returned; with ``act_only`` modules and version alone, of any role.
 
         Raises:
             CheckpointError: If the state belongs to another network or another role; nothing is changed then.
@@ -553,8 +540,7 @@ class BasePolicy(nn.Module, ABC):
         self._require_init("load_checkpoint")
         state = load_state(path, ["policy"])["policy"]
         state = state.get("train", state)  # that of a run is the state of a whole group
-        is_learners = state.get("role") == PolicyRole.TRAIN
-        self.load_training_state(state, act_only=is_learners and self.role_type is PolicyRole.EVAL)
+        self.load_training_state(state, act_only=state.get("role") == "train" != self.role_type)
 
     # Timing
 
@@ -588,17 +574,13 @@ class BasePolicy(nn.Module, ABC):
         """The train policies that learn with this one; a group of one where it learns alone."""
         return self._data_parallel.peers
 
-    def group(self, mode: ParallelMode) -> Group:
-        """Return the group of a kind that this policy is in, the first one of several; a group of one without any."""
-        return self._communicator.group(mode)
-
     def get_rank(self) -> int:
-        """Give the rank of this policy among all policies; 0 without groups."""
+        """Return the rank of this policy among all policies; 0 without groups."""
         return self._communicator.rank
 
     def dist_barrier(self, mode: ParallelMode | None = None) -> None:
         """Wait until all members of a group have called this; None means the group of all policies."""
-        self.group(ParallelMode.GLOBAL if mode is None else mode).barrier()
+        self._communicator.group(ParallelMode.GLOBAL if mode is None else mode).barrier()
 
     def average_backward(self, loss: torch.Tensor | None, samples: float) -> None:
         """Run a backward pass; the gradients become those of the mean over the samples of all train policies.
@@ -611,18 +593,14 @@ class BasePolicy(nn.Module, ABC):
         """
         self._data_parallel.backward(loss, samples)
 
-    def check_ranks(self) -> None:
-        """Compare all tensors, bit for bit, with those of the other train policies; a difference is raised by name."""
-        self._data_parallel.check_ranks(self)
-
     # Groups: called by PolicyGroup.init_comm_group
 
     def _get_node_id(self) -> str:
-        """Give the id of this policy's node; "local" where it is an object of the controller."""
+        """Return the id of this policy's node; "local" where it is an object of the controller."""
         return own_location()[0]
 
     def _get_gpu_ids(self) -> list[int]:
-        """Give the GPUs that this policy may use, in the numbering of its node; none on the CPU."""
+        """Return the GPUs that this policy may use, in the numbering of its node; none on the CPU."""
         return [] if self.device == "cpu" else list(own_location()[1])
 
     def _get_addr_and_port(self) -> tuple[str, int]:
@@ -638,15 +616,10 @@ class BasePolicy(nn.Module, ABC):
         master_addr: str,
         master_port: int,
         backend: str = "gloo",
-        generation: int = 0,
-        timeout_s: float = 300.0,
+        **when: Any,
     ) -> None:
-        """Meet all other policies where rank 0 listens; groups of an earlier generation are left.
-
-        What ``_get_addr_and_port`` of rank 0 gave is ``master_addr`` and ``master_port``; see ``Communicator.enter``.
-        """
+        """Meet all other policies where that of rank 0 listens; see ``Communicator.enter``."""
         self.local_rank, self.local_world_size = local_rank, local_world_size
-        when: Any = {"generation": generation, "timeout_s": timeout_s}
         self._communicator.enter(rank, world_size, master_addr, master_port, backend, device=self.device, **when)
 
     def init_single_comm_group(

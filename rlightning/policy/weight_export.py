@@ -53,7 +53,7 @@ class WeightExport:
 
     def broadcast(self) -> int:
         """Send to all members of the group of this sender; gives the version."""
-        policy, group = self._policy, self._policy.group(ParallelMode.WEIGHT_TRANSFER)
+        policy, group = self._policy, self._policy._communicator.group(ParallelMode.WEIGHT_TRANSFER)
         try:
             tensors, layout, _ = self._acting.look()
             flat = torch.zeros(layout.num_bytes, dtype=torch.uint8, device=policy.device)

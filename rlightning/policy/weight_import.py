@@ -207,7 +207,7 @@ class WeightImport:
         )
 
     def _receive_broadcast(self) -> int:
-        policy, group = self._policy, self._policy.group(ParallelMode.WEIGHT_TRANSFER)
+        policy, group = self._policy, self._policy._communicator.group(ParallelMode.WEIGHT_TRANSFER)
         if group.size < 2:
             raise ProtocolError("there is no sender to receive from: call PolicyGroup.init_comm_group first")
         with self._timer.measure("receive"):

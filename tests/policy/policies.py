@@ -337,7 +337,7 @@ class Peer(LinearPolicy):
         }
 
     def sum_of_ranks(self, mode):
-        group = self.group(mode)
+        group = self._communicator.group(mode)
         return group.all_reduce_(torch.tensor(10.0 ** self.get_rank())).item()
 
     def get_sizes(self):
@@ -347,6 +347,9 @@ class Peer(LinearPolicy):
     def draw(self):
         own, shared = (torch.rand(2, generator=one).tolist() for one in (self.generator, self.shared_generator))
         return own, shared
+
+    def check_ranks(self):
+        self._data_parallel.check_ranks(self)
 
     def spoil(self, name):
         with torch.no_grad():
@@ -397,6 +400,9 @@ class Entropic(Peer):
         tensors = {name: tensor.tolist() for name, tensor in self._tensors.held().joined().items()}
         momenta = [str(one.state_dict()["state"]) for one in (self.optimizer, self.alpha_optimizer)]
         return tensors, momenta, self.epoch, self.version
+
+    def check_ranks(self):
+        self._data_parallel.check_ranks(self)
 
     def spoil(self, name):
         with torch.no_grad():

@@ -138,7 +138,7 @@ def test_without_groups_a_policy_is_alone():
     policy.init_train(TRAIN)
     assert (policy.get_rank(), policy.peers.size, policy.get_groups()) == (0, 1, {})
     policy.dist_barrier()
-    policy.check_ranks()
+    policy._data_parallel.check_ranks(policy)
     policy.init_single_comm_group((1, 2), ParallelMode.INTRA_NODE)
     with pytest.raises(ProtocolError, match="call init_distributed_env before init_single_comm_group"):
         policy.init_single_comm_group((0, 1), ParallelMode.INTRA_NODE)

@@ -14,7 +14,7 @@ from torch import nn
 
 from rlightning.config import PolicyConfig, TrainConfig
 from rlightning.errors import CheckpointError, ProtocolError, WorkerError
-from rlightning.policy.base_policy import BasePolicy, PolicyRole
+from rlightning.policy.base_policy import PolicyRole
 from rlightning.runtime import as_handle
 from tests.policy.crew import EVERYWHERE, Crew, crews, leave_groups
 from tests.policy.policies import Bare, Entropic, Peer, batch
@@ -178,11 +178,11 @@ def test_what_no_module_holds_is_averaged_compared_and_carried_by_changes_of_rol
     assert states[0][0]["self.log_alpha"] == pytest.approx([start["self.log_alpha"][0] - 2.0])
     assert states[0][0]["table.values"] == [1.0, 1.0]
     members, learners = group._members, group._members.learners
-    members.collective_call(learners, BasePolicy.check_ranks)
+    members.collective_call(learners, Entropic.check_ranks)
     for name in ("self.alpha_optimizer.0.2", "table.values"):
         ask_all(group.train_list[1:2], Entropic.spoil, name)
         with pytest.raises(WorkerError, match=f"train policy 1 differs .* 1 of 6 tensors: {name}"):
-            members.collective_call(learners, BasePolicy.check_ranks)
+            members.collective_call(learners, Entropic.check_ranks)
         group.init_comm_group()
     group.convert_train_to_eval(1)
 

@@ -38,7 +38,7 @@ def policies(request):
         request.getfixturevalue("ray_cluster")
     pool = WorkerPool()
     roles = [PolicyRole.TRAIN, PolicyRole.EVAL, PolicyRole.EVAL]
-    specs = [WorkerSpec(Breakable, (CONFIG, role), role.value, remote, num_cpus=0.01) for role in roles]
+    specs = [WorkerSpec(Breakable, (CONFIG, role), f"{i}", remote, num_cpus=0.01) for i, role in enumerate(roles)]
     learner, *actors = pool.start(specs)
     yield Policies(learner, actors, remote)
     pool.stop()
