@@ -1,7 +1,7 @@
-"""Folders of safetensors and JSON that are whole or not there: no pickle, a checksum per file, an atomic rename.
+"""Folders of safetensors and JSON that are complete or missing: no pickle, a checksum per file, an atomic rename.
 
-A folder that replaces another one takes two renames. If the process ends between them, the old one lies aside, under a
-hidden name that is known; whoever reads finds it there, and the next one that is written removes it.
+Replacing a folder takes two renames. If the process ends between them, the old folder has a hidden name, under which
+``locate`` finds it; the next checkpoint of that name removes it.
 
 A state is a nested structure of dicts, lists and tuples with tensors, numpy arrays, numbers, strings, booleans and
 None as leaves. Each named state becomes ``NAME.json`` (the structure) and ``NAME.safetensors`` (the arrays).
@@ -35,18 +35,18 @@ FORMAT = 1
 """Version of the layout, written into every manifest."""
 
 _MANIFEST = "manifest.json"
-_ABANDONED_AFTER_S = 3600.0
-"""Age of a folder that no process of this machine writes, after which none of another one does either."""
+_ABANDONED_AFTER_S = 6 * 3600.0
+"""Seconds after the last file of an unfinished folder was begun, after which the folder is removed."""
 _ASIDE = ".old"
 _ASIDE_NAME = re.compile(rf"\..+{re.escape(_ASIDE)}")
 _MARKS = ("__tensor__", "__array__", "__scalar__", "__tuple__", "__items__")
 _BASIC = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
 _BASIC |= {torch.float16, torch.bfloat16, torch.float32, torch.float64}
-"""What safetensors of any version writes; tensors of other dtypes are written as bytes."""
+"""Dtypes that any version of safetensors writes; tensors of other dtypes are written as bytes."""
 
 
 class _ByBytes(torch.Tensor):
-    """A tensor that is pickled as its bytes; what is computed from it is an ordinary one."""
+    """A tensor that is pickled as its bytes; results of operations on it are ordinary tensors."""
 
     __torch_function__: Any = torch._C._disabled_torch_function_impl
 
@@ -60,7 +60,7 @@ def as_picklable(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    if not tensor.numel():  # its strides may be those of no view by bytes
+    if not tensor.numel():  # the strides of an empty tensor may not allow a view
         return torch.empty(0, dtype=torch.uint8)
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
@@ -68,19 +68,19 @@ def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
 def _from_bytes(flat: torch.Tensor, dtype: str, shape: Iterable[int]) -> torch.Tensor:
     kind = getattr(torch, dtype)
     if not isinstance(kind, torch.dtype):
-        raise ValueError(f"{dtype} is no dtype")
+        raise ValueError(f"{dtype} is not a dtype")
     return as_picklable(flat.clone().view(kind).view(tuple(shape)))
 
 
 def save_state(folder: Path | str, states: Mapping[str, Any]) -> Path:
-    """Write named states into ``folder``, which appears whole or not at all and replaces one that is there.
+    """Write named states into ``folder``, which appears complete or not at all and replaces an existing one.
 
     Args:
         folder: Folder to write.
         states: Nested state by name; the names become file names.
 
     Raises:
-        CheckpointError: If a key or a leaf cannot be stored; names its path. If the disk is full or the like.
+        CheckpointError: If a key or a leaf cannot be stored; the message has its path. Also if the disk is full.
         ValueError: If a name cannot be that of a file.
     """
     folder = Path(folder)
@@ -102,7 +102,7 @@ def save_state(folder: Path | str, states: Mapping[str, Any]) -> Path:
         _replace(fresh, folder)
     except OSError as error:
         raise CheckpointError(
-            f"{folder} cannot be written ({error.strerror or error}); those that were written before are whole"
+            f"{folder} cannot be written ({error.strerror or error}); earlier checkpoints are complete"
         ) from error
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
@@ -110,34 +110,22 @@ def save_state(folder: Path | str, states: Mapping[str, Any]) -> Path:
 
 
 def _remove_unfinished(parent: Path) -> None:
-    """Remove what processes that are gone had begun to write long ago; a process may be one of another machine."""
+    """Remove folders that a process began to write long ago and did not finish."""
     for path in parent.glob(".*.new-*"):
-        number = path.name.rpartition("-")[2]
         with suppress(OSError):
-            is_old = time.time() - path.stat().st_mtime > _ABANDONED_AFTER_S
-            if is_old and number.isdecimal() and not _is_running(int(number)):
+            if time.time() - path.stat().st_mtime > _ABANDONED_AFTER_S:
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def _is_running(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True  # it belongs to another user
-    return True
-
-
 def load_state(folder: Path | str, names: Iterable[str] | None = None) -> dict[str, Any]:
-    """Read named states; everything that is read is checked first, and no code of the files runs.
+    """Read named states; all that is read is checked first, and no code of the files runs.
 
     Args:
         folder: Folder that ``save_state`` wrote.
         names: States to read; None reads all.
 
     Raises:
-        CheckpointError: If a file is missing, damaged or of another kind; names the file.
+        CheckpointError: If a file is missing, damaged or of another format; the message names it.
     """
     folder = locate(folder)
     sums = _read_manifest(folder)
@@ -145,8 +133,7 @@ def load_state(folder: Path | str, names: Iterable[str] | None = None) -> dict[s
     states = {}
     for name in wanted:
         if f"{name}.json" not in sums:
-            held = ", ".join(sorted(file for file in sums))
-            raise CheckpointError(f"{folder} holds no {name!r}; it holds {held}")
+            raise CheckpointError(f"{folder} holds no {name!r}; it holds {', '.join(sorted(sums))}")
         structure = _parse_json(folder / f"{name}.json", _read(folder / f"{name}.json", sums))
         file = folder / f"{name}.safetensors"
         try:
@@ -155,24 +142,13 @@ def load_state(folder: Path | str, names: Iterable[str] | None = None) -> dict[s
             raise CheckpointError(f"{file} is not a safetensors file: {error}") from error
         try:
             states[name] = _decode(structure, tensors)
-        except (
-            KeyError,
-            TypeError,
-            ValueError,
-            IndexError,
-            OverflowError,
-            RecursionError,
-            AttributeError,
-            RuntimeError,
-        ) as error:
-            raise CheckpointError(
-                f"{folder / name}.json does not describe what {file.name} holds: {error!r}"
-            ) from error
+        except Exception as error:  # of damaged files, anything
+            raise CheckpointError(f"{folder / name}.json does not describe {file.name}: {error!r}") from error
     return states
 
 
 def is_whole(folder: Path | str) -> bool:
-    """Tell whether every file of a checkpoint is there and unharmed."""
+    """Whether every file of a checkpoint is there and undamaged."""
     folder = locate(folder)
     try:
         sums = _read_manifest(folder)
@@ -184,37 +160,37 @@ def is_whole(folder: Path | str) -> bool:
 
 
 def locate(folder: Path | str) -> Path:
-    """Say where a checkpoint lies: in its place, or aside if a process ended while it was replacing it."""
+    """Return the folder of a checkpoint: ``folder``, or its hidden name if a process ended while replacing it."""
     folder = Path(folder)
     if folder.is_file():
         folder = named_in(folder)
-    aside = _aside(folder.resolve())  # the place may be that of a link
+    aside = _aside(folder.resolve())  # of the target of a link
     return aside if aside.is_dir() and not folder.exists() else folder
 
 
 def named_in(mark: Path) -> Path:
-    """Return the folder beside a file that holds its name, which is written where there are no symbolic links."""
+    """Return the folder that a file beside it names; such files replace symbolic links where there are none."""
     return mark.parent / Path(mark.read_text(encoding="utf-8").strip()).name
 
 
 def newest_whole(parent: Path | str) -> Path:
-    """Find the newest checkpoint in a folder of checkpoints that is whole; newer names sort later.
+    """Find the newest complete checkpoint in a folder of checkpoints; newer names sort later.
 
     Returns:
-        Its place; ``locate`` and ``load_state`` know whether it lies there.
+        Its folder, for ``locate`` and ``load_state``.
 
     Raises:
-        CheckpointError: If there is none; names the damaged ones.
+        CheckpointError: If there is none; the message names the damaged ones.
     """
     parent = Path(parent)
     found = [path for path in parent.glob("*") if path.is_dir() and not path.is_symlink()]
-    places = {path for path in found if not path.name.startswith(".")}
-    places |= {path.with_name(path.name[1 : -len(_ASIDE)]) for path in found if _ASIDE_NAME.fullmatch(path.name)}
-    folders = sorted(places, reverse=True)
-    for place, folder in enumerate(folders):
+    named = {path for path in found if not path.name.startswith(".")}
+    named |= {path.with_name(path.name[1 : -len(_ASIDE)]) for path in found if _ASIDE_NAME.fullmatch(path.name)}
+    folders = sorted(named, reverse=True)
+    for index, folder in enumerate(folders):
         if is_whole(folder):
-            if place:
-                damaged = ", ".join(path.name for path in folders[:place])
+            if index:
+                damaged = ", ".join(path.name for path in folders[:index])
                 logger.warning("%s is taken, since what is newer is damaged: %s", folder, damaged)
             return folder
     if not folders:
@@ -223,10 +199,10 @@ def newest_whole(parent: Path | str) -> Path:
 
 
 def check_storable(name: str, state: Any) -> None:
-    """Find out, without writing anything, whether ``save_state`` could store a state.
+    """Check, without writing anything, that ``save_state`` can store a state.
 
     Raises:
-        CheckpointError: If it could not; names the path of what cannot be stored.
+        CheckpointError: If it cannot; the message has the path of the part that cannot be stored.
     """
     _serialise(name, state)
 
@@ -237,24 +213,27 @@ def _serialise(name: str, state: Any) -> tuple[bytes, bytes]:
         structure = json.dumps(_encode(state, name, tensors), indent=1).encode()
         return structure, save_tensors(tensors)
     except (KeyError, ValueError, RecursionError, SafetensorError) as error:
-        # A dtype that safetensors does not know, an integer of more than 4300 digits, or no end of nesting.
+        # A dtype that safetensors does not have, an integer of more than 4300 digits, or too deep nesting.
         raise CheckpointError(f"{name} cannot be stored: {error}") from error
 
 
 def _encode(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
     if isinstance(value, np.generic) and value.dtype.kind in "biuf":
-        # As a number of Python's it would go on with other digits: 0.9 times float32 is float32.
-        return _encode_scalar(value, path)
+        # A Python number would continue with other digits: 0.9 times float32 is float32.
+        plain = value.item()
+        if not isinstance(plain, bool | int | float):  # the item of a longdouble is a longdouble
+            raise CheckpointError(f"{path} cannot be stored: a {value.dtype} has more digits than JSON keeps")
+        return {"__scalar__": [value.dtype.name, plain]}
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, torch.Tensor):
-        return {"__tensor__": _keep(value, path, tensors)} | _described(value)
+        return {"__tensor__": _add(value, path, tensors)} | _described(value)
     if isinstance(value, np.ndarray):
         try:
             tensor = torch.from_numpy(np.array(value, value.dtype.newbyteorder("="), order="C"))
         except TypeError as error:
             raise CheckpointError(f"{path} cannot be stored: {error}") from error
-        return {"__array__": _keep(tensor, path, tensors)} | _described(tensor)
+        return {"__array__": _add(tensor, path, tensors)} | _described(tensor)
     if isinstance(value, tuple):
         return {"__tuple__": [_encode(item, f"{path}.{i}", tensors) for i, item in enumerate(value)]}
     if isinstance(value, list):
@@ -269,13 +248,6 @@ def _encode(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
     )
 
 
-def _encode_scalar(value: np.generic, path: str) -> Any:
-    plain = value.item()
-    if not isinstance(plain, bool | int | float):  # the item of a longdouble is a longdouble
-        raise CheckpointError(f"{path} cannot be stored: a {value.dtype} has more digits than JSON keeps")
-    return {"__scalar__": [value.dtype.name, plain]}
-
-
 def _encode_key(key: Any, path: str) -> Any:
     plain = key.item() if isinstance(key, np.generic) else key
     if plain is None or isinstance(plain, bool | int | float | str):
@@ -283,8 +255,8 @@ def _encode_key(key: Any, path: str) -> Any:
     raise CheckpointError(f"{path} cannot be stored: its key {key!r} is neither a string, a number, a boolean nor None")
 
 
-def _keep(tensor: torch.Tensor, path: str, tensors: dict[str, torch.Tensor]) -> str:
-    """Add a tensor under a name that no other one has: keys with dots, or 1 beside "1", give equal paths."""
+def _add(tensor: torch.Tensor, path: str, tensors: dict[str, torch.Tensor]) -> str:
+    """Add a tensor under a new name: keys with dots, or 1 beside "1", have equal paths."""
     name = path
     while name in tensors:
         name += "'"
@@ -308,27 +280,22 @@ def _decode(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
         return [_decode(item, tensors) for item in value]
     if not isinstance(value, dict):
         return value
-    if "__tensor__" in value:
-        return _take(value["__tensor__"], value, tensors)
-    if "__array__" in value:
-        return _take(value["__array__"], value, tensors).numpy()
+    for mark in ("__tensor__", "__array__"):
+        if mark in value:
+            tensor = tensors[value[mark]]
+            tensor = _from_bytes(tensor, value["dtype"], value["shape"]) if "dtype" in value else tensor
+            return tensor if mark == "__tensor__" else tensor.numpy()
     if "__scalar__" in value:
         name, plain = value["__scalar__"]
         dtype = np.dtype(name)
         if dtype.kind not in "biuf":
-            raise ValueError(f"{name} is no kind of numbers")
+            raise ValueError(f"{name} is not a dtype of numbers")
         return dtype.type(plain)
     if "__tuple__" in value:
         return tuple(_decode(item, tensors) for item in value["__tuple__"])
     if "__items__" in value:
         return {key: _decode(item, tensors) for key, item in value["__items__"]}
     return {key: _decode(item, tensors) for key, item in value.items()}
-
-
-def _take(name: str, described: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    if "dtype" not in described:
-        return tensors[name]
-    return _from_bytes(tensors[name], described["dtype"], described["shape"])
 
 
 def _write(path: Path, content: bytes, sums: dict[str, str]) -> None:
@@ -342,7 +309,7 @@ def _write(path: Path, content: bytes, sums: dict[str, str]) -> None:
 def _replace(fresh: Path, folder: Path) -> None:
     old = _aside(folder)
     if folder.exists():
-        # A folder that holds files cannot be renamed over: it steps aside, so that one of the two is always whole.
+        # A folder with files cannot be renamed over. It is renamed first, so that one of the two is always complete.
         shutil.rmtree(old, ignore_errors=True)
         folder.rename(old)
     try:

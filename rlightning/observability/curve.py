@@ -1,4 +1,4 @@
-"""The learning curve of a run: as a picture, and as text for the terminal."""
+"""The learning curve of a run, as a picture and as text for the terminal."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def draw_curve(rows: Sequence[Mapping[str, float]], path: Path, title: str) -> b
     """Draw return against env steps as a PNG: training as a line, evaluations as points with their spread.
 
     Args:
-        rows: Metrics of a run, as ``read_metrics`` gives them.
+        rows: Metrics of a run, as ``read_metrics`` returns them.
         path: The picture.
         title: Its title.
 
     Returns:
-        Whether there was anything to draw.
+        Whether there were points to draw.
     """
     training, evaluation = points(rows, _TRAINING), points(rows, _EVALUATION)
     if not training and not evaluation:
         return False
-    # No pyplot: it would choose a window system and keep every figure alive.
+    # Without pyplot, which would choose a window system and hold every figure.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -67,10 +67,10 @@ def draw_curve(rows: Sequence[Mapping[str, float]], path: Path, title: str) -> b
 
 
 def text_curve(rows: Sequence[Mapping[str, float]], width: int = 60, height: int = 8) -> str:
-    """Draw the training curve with characters; empty where there are fewer than two points.
+    """Draw the training curve with characters; empty for fewer than two points.
 
     Args:
-        rows: Metrics of a run, as ``read_metrics`` gives them.
+        rows: Metrics of a run, as ``read_metrics`` returns them.
         width: Characters of the plot, without the labels of the y axis.
         height: Lines of the plot, without the labels of the x axis.
     """
@@ -89,7 +89,7 @@ def text_curve(rows: Sequence[Mapping[str, float]], width: int = 60, height: int
 
 
 def points(rows: Sequence[Mapping[str, float]], name: str) -> Points:
-    """List the steps and values of one metric, where it was logged and is a number."""
+    """List steps and values of one metric, without missing and infinite values."""
     found = [(row["step"], row[name]) for row in rows if name in row]
     return [(step, value) for step, value in found if abs(value) < float("inf")]
 
@@ -100,12 +100,12 @@ def _plot(curve: Points, width: int, height: int) -> list[str]:
     low, high = min(value for _, value in curve), max(value for _, value in curve)
     columns, dots = 2 * width, 4 * height
     cells = [[0] * width for _ in range(height)]
-    place, previous = 0, None
+    index, previous = 0, None
     for column in range(columns):
         step = first + (last - first) * column / (columns - 1)
-        while place + 2 < len(curve) and curve[place + 1][0] <= step:
-            place += 1
-        (step_a, value_a), (step_b, value_b) = curve[place], curve[place + 1]
+        while index + 2 < len(curve) and curve[index + 1][0] <= step:
+            index += 1
+        (step_a, value_a), (step_b, value_b) = curve[index], curve[index + 1]
         share = min(max((step - step_a) / (step_b - step_a), 0.0), 1.0)
         value = value_a + share * (value_b - value_a)
         row = round((high - value) / (high - low) * (dots - 1)) if high > low else dots // 2
@@ -116,7 +116,7 @@ def _plot(curve: Points, width: int, height: int) -> list[str]:
 
 
 def _between(start: int, stop: int) -> range:
-    """List the dots that join two heights, without the one that is drawn already."""
+    """Return the dots between two heights, without the dot of ``start``."""
     if start == stop:
         return range(stop, stop + 1)
     return range(start + 1, stop + 1) if stop > start else range(stop, start)

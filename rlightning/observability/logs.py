@@ -12,7 +12,7 @@ _CONSOLE_FORMAT = "%(levelname)s %(name)s: %(message)s"
 
 
 class _ConsoleHandler(logging.StreamHandler[TextIO]):
-    """Writes to whatever ``sys.stderr`` is at that moment, since a progress display puts itself in its place."""
+    """Writes to the current ``sys.stderr``, which a progress display replaces."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
@@ -40,7 +40,7 @@ def log_to_console(level: str) -> None:
 
 
 def log_to_file(path: Path | str, level: str) -> None:
-    """Append log lines and warnings of this process to a file; a second call moves on to another file.
+    """Append log lines and warnings of this process to a file; a second call changes the file.
 
     Args:
         path: The file; its folder is made.
@@ -66,7 +66,7 @@ def _add(handler: logging.Handler, layout: str, level: str) -> None:
     handler.setLevel(level.upper())
     root = logging.getLogger()
     root.addHandler(handler)
-    # The handlers filter; other libraries keep the level that they would have had.
+    # The handlers filter, so that the levels of other libraries do not change.
     ours = [handler.level for handler in root.handlers if isinstance(handler, _ConsoleHandler | _ProcessFileHandler)]
     logging.getLogger("rlightning").setLevel(min(ours))
 

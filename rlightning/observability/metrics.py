@@ -9,12 +9,12 @@ USER_PREFIX = "user/"
 """Names under this prefix are free."""
 
 _OPEN_ENDS = ("<task>", "<term>", "<name>")
-"""What stands for the name of a task, or of a number that an env reports, at the end of a metric's name."""
+"""Placeholders, at the end of a metric's name, for the name of a task or of a number that an env reports."""
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """What a logged number means.
+    """The meaning of a logged number.
 
     Attributes:
         name: Section and name, such as ``train/policy_loss``.
@@ -31,7 +31,7 @@ _CATALOGUE: dict[str, Metric] = {}
 
 
 def register_metric(name: str, unit: str, meaning: str) -> Metric:
-    """Describe a metric of your own.
+    """Add a metric to the catalogue.
 
     Raises:
         ValueError: If the name is described differently already.
@@ -57,52 +57,41 @@ def undescribed(names: Iterable[str]) -> list[str]:
 
 
 def _is_described(name: str) -> bool:
-    """Tell whether a name is in the catalogue, as it is or with an open end."""
+    """Whether a name is in the catalogue, as it is or with a placeholder at its end."""
     sections = [name[:i] for i, letter in enumerate(name) if letter == "/"]  # a task's name may have one too
     return name in _CATALOGUE or any(f"{part}/{end}" in _CATALOGUE for part in sections for end in _OPEN_ENDS)
 
 
 for _name, _unit, _meaning in (
     ("episode/return_mean", "reward", "Mean return of the training episodes that ended in this epoch."),
-    (
-        "episode/return_mean_100",
-        "reward",
-        "Mean return of the last 100 training episodes; of all while there are fewer.",
-    ),
+    ("episode/return_mean_100", "reward", "Mean return of the last 100 training episodes, or of all if fewer."),
     ("episode/return_mean/<task>", "reward", "As episode/return_mean, for one task of a multi-task run."),
     ("episode/length_mean", "steps", "Mean length of the training episodes that ended in this epoch."),
     (
         "episode/success_rate",
         "",
-        "Fraction of the training episodes that ended in this epoch whose info had a true is_success at the end, of "
-        "those whose info had it.",
+        "Mean of is_success at the end of the training episodes that ended in this epoch.",
     ),
     ("episode/success_rate/<task>", "", "As episode/success_rate, for one task of a multi-task run."),
-    (
-        "episode/info/<name>",
-        "",
-        "Mean over the training episodes that ended in this epoch of the last value of a number in info that "
-        "env.logged_info names.",
-    ),
+    ("episode/info/<name>", "", "Mean of a number of env.logged_info at the end of the same episodes."),
     ("eval/success_rate", "", "As episode/success_rate, for the episodes of an evaluation."),
     ("eval/success_rate/<task>", "", "As eval/success_rate, for one task of a multi-task run."),
     ("eval/info/<name>", "", "As episode/info/<name>, for the episodes of an evaluation."),
     ("episode/count", "episodes", "Training episodes that ended in this epoch."),
-    (
-        "env/<term>",
-        "",
-        "Mean over the training steps of this epoch of a number that the env reports: the terms of the reward of the "
-        "backend mujoco by their names, and the level of its curriculum.",
-    ),
+    ("env/<term>", "", "Mean over the steps of this epoch of a number of the env, such as a term of MuJoCo's reward."),
     ("eval/return_mean", "reward", "Mean return of the episodes of an evaluation."),
     ("eval/return_mean/<task>", "reward", "As eval/return_mean, for one task of a multi-task run."),
     ("eval/return_std", "reward", "Standard deviation of the returns of an evaluation."),
     ("eval/length_mean", "steps", "Mean length of the episodes of an evaluation."),
     ("eval/episodes", "episodes", "Episodes of an evaluation."),
     ("faults/died", "faults", "Env workers whose process ended, since the start; there is none before the first."),
-    ("faults/raised", "faults", "Env workers whose env raised, or gave what it must not give; as faults/died."),
+    (
+        "faults/raised",
+        "faults",
+        "Env workers whose env raised, or returned a wrong type or shape; as faults/died.",
+    ),
     ("faults/timed_out", "faults", "Env workers with a call longer than env.step_timeout_s; as faults/died."),
-    ("faults/not_finite", "faults", "Env workers whose env gave a number that is not finite; as faults/died."),
+    ("faults/not_finite", "faults", "Env workers whose env returned a number that is not finite; as faults/died."),
     (
         "dropped/died",
         "steps",
@@ -131,25 +120,17 @@ for _name, _unit, _meaning in (
     ("train/policy_loss", "", "Mean of the policy's loss over the gradient steps of this epoch."),
     ("train/value_loss", "", "Mean of the value function's loss over the gradient steps of this epoch."),
     ("train/entropy", "nats", "Mean entropy of the policy's distributions."),
-    (
-        "train/approx_kl",
-        "nats",
-        "Estimate of the KL divergence between the policy that acted and the one after learning.",
-    ),
+    ("train/approx_kl", "nats", "Estimate of the KL divergence between the policies before and after learning."),
     ("train/clip_fraction", "", "Fraction of the samples whose probability ratio was outside of the clip range."),
     (
         "train/explained_variance",
         "",
-        "1 - Var[return - value] / Var[return]; 1 is perfect, 0 no better than a constant.",
+        "1 - Var[return - value] / Var[return]; 1 is perfect, 0 that of a constant.",
     ),
     ("train/lr", "", "Learning rate of this epoch."),
     ("train/grad_norm", "", "Mean L2 norm of the gradient before clipping."),
     ("train/std", "", "Mean standard deviation of a Gaussian policy, in the units of the action before any mapping."),
-    (
-        "train/gradient_steps",
-        "steps",
-        "Gradient steps of this epoch; fewer than planned where the KL stop was reached.",
-    ),
+    ("train/gradient_steps", "steps", "Gradient steps of this epoch; fewer than planned after a KL stop."),
     ("train/rows", "transitions", "Transitions that the learners used in this epoch, all learners together."),
     ("train/dropped_rows", "transitions", "Transitions left out to make the shares of several learners even."),
     ("train/padded_rows", "transitions", "Transitions used twice to make the shares of several learners even."),

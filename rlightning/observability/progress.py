@@ -1,4 +1,4 @@
-"""How far a run is: a live bar on a terminal, plain lines elsewhere."""
+"""The progress of a run: a live bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _PLAIN_INTERVAL_S = 10.0
 
 
 class ProgressDisplay:
-    """Shows epochs, returns, speed and the time that is left.
+    """Shows epochs, returns, speed and the remaining time, as a context manager.
 
-    Use it as a context manager. On a terminal a bar is kept up to date, and log lines appear above it. Elsewhere, as in
-    a file or a batch job, a plain line is written every few seconds, and one for the first and the last epoch.
+    On a terminal it updates a bar, and log lines appear above it. Elsewhere, as in a file or a batch job, it writes a
+    plain line every few seconds, and one for the first and the last epoch.
 
     Args:
         total_epochs: Epochs of the whole run.
-        first_epoch: Epochs that are done when it starts; above 0 in a resumed run.
-        enabled: Show anything at all.
-        console: Where to show it; None means standard error.
+        first_epoch: Finished epochs at the start; above 0 in a resumed run.
+        enabled: Whether to show anything.
+        console: The terminal or file; None means standard error.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class ProgressDisplay:
 
         Args:
             epoch: Finished epochs.
-            metrics: The metrics of the epoch; those of earlier epochs that are missing here stay in sight.
+            metrics: The metrics of the epoch; metrics of earlier epochs that are missing here are still shown.
         """
         self._known.update(metrics)
         if self._bar is not None:
@@ -101,7 +101,7 @@ class ProgressDisplay:
 
 
 class _TimeLeft(ProgressColumn):
-    """Rich's estimate, and nothing once the run is done."""
+    """Rich's estimate while the run is not done."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class _TimeLeft(ProgressColumn):
 
 
 def _clock(seconds: float) -> str:
-    """Write seconds as hours, minutes and seconds.
+    """Format seconds as hours, minutes and seconds.
 
     >>> _clock(3725), _clock(65)
     ('1:02:05', '1:05')

@@ -1,4 +1,4 @@
-"""The folder of a run: what was run, with which versions, what it measured, and where its checkpoints are."""
+"""The folder of a run: its configuration, versions, metrics, logs and checkpoints."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import platform
 import re
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -47,13 +48,13 @@ class RunFolder:
     def create(cls, config: Config, preset: str = "run", name: str = "") -> RunFolder:
         """Make the folder of a new run.
 
-        It holds ``config.yaml`` (resolved; a run can be started from it), ``versions.json`` and ``seeds.json``.
+        It contains ``config.yaml`` (resolved; a run can be started from it), ``versions.json`` and ``seeds.json``.
 
         Args:
-            config: What is run.
-            preset: What the configuration was made from.
-            name: Name of the folder in ``train.save_dir``; a number is appended where it is taken. Empty means
-                ``log.name``, and if that is empty too, the preset and the time.
+            config: The configuration of the run.
+            preset: Name of the preset that it came from.
+            name: Name of the folder in ``train.save_dir``; a number is appended if it exists. Empty means ``log.name``,
+                and if that is empty too, the preset and the time.
 
         Raises:
             ConfigError: If the folder cannot be written.
@@ -78,7 +79,7 @@ class RunFolder:
         """Open the folder of an earlier run.
 
         Raises:
-            CheckpointError: If it is not the folder of a run; says what is missing.
+            CheckpointError: If it is not the folder of a run; the message has what is missing.
             ConfigError: If its configuration is not one of this version.
         """
         path = Path(path).expanduser().absolute()
@@ -91,18 +92,18 @@ class RunFolder:
             config = Config.model_validate(OmegaConf.to_container(OmegaConf.load(path / _CONFIG), resolve=True))
             preset = str(json.loads((path / _RUN).read_text(encoding="utf-8"))["preset"])
         except (ValueError, KeyError, TypeError, OSError, yaml.YAMLError, OmegaConfBaseException) as error:
-            told = f"it has no {error}" if isinstance(error, KeyError) else error
-            raise ConfigError(Problem("config", f"not readable: {told}", str(path))) from error
+            reason = f"it has no {error}" if isinstance(error, KeyError) else error
+            raise ConfigError(Problem("config", f"not readable: {reason}", str(path))) from error
         return cls(path, config, preset)
 
     def keep_changes(self, command: str, epoch: int, changes: Mapping[str, tuple[Any, Any]], *, in_force: bool) -> None:
-        """Append a line to ``changes.jsonl``: which command changed which options, and after which epoch.
+        """Append a line to ``changes.jsonl``: the command, the options that it changed, and the epoch.
 
         Args:
             command: "resume" or "eval".
             epoch: Finished epochs.
-            changes: Dotted path -> value before and value now.
-            in_force: Whether ``config.yaml`` becomes the configuration with the changes.
+            changes: Dotted path -> previous value and new value.
+            in_force: Whether to write the changed configuration to ``config.yaml``.
         """
         line = {"time": time.strftime("%Y-%m-%dT%H:%M:%S"), "command": command, "epoch": epoch, "changes": changes}
         with (self.path / "changes.jsonl").open("a", encoding="utf-8") as file:
@@ -111,7 +112,7 @@ class RunFolder:
             self._write_config()
 
     def _write_config(self) -> None:
-        """Write ``config.yaml`` at once or not at all."""
+        """Write ``config.yaml``, completely or not at all."""
         fresh = self.path / f".{_CONFIG}.new"
         header = f"# The resolved configuration of this run, made from {self.preset!r}.\n"
         fresh.write_text(header + to_yaml(self.config), encoding="utf-8")
@@ -129,7 +130,7 @@ class RunFolder:
 
     @property
     def lock_path(self) -> Path:
-        """A file that is never replaced, to be locked by the process at work in the folder."""
+        """A file that is never replaced; the process of the run locks it."""
         return self.path / _RUN
 
     @property
@@ -149,7 +150,7 @@ class RunFolder:
 
     @property
     def trace_path(self) -> Path:
-        """What each worker did when, with ``log.trace``."""
+        """The trace of all workers, with ``log.trace``."""
         return self.path / "trace.json"
 
     @property
@@ -161,13 +162,13 @@ class RunFolder:
         """Open the local log and the metric services of the configuration.
 
         Args:
-            resumed_at: Env steps of the checkpoint that the run goes on from; None for a new run.
+            resumed_at: Env steps of the checkpoint from which the run is resumed; None for a new run.
 
         Raises:
             MissingDependency: If a metric service is not installed.
         """
         log = self.config.log
-        # In a folder that runs share, each has its own: their curves would be one, and a resumed run takes points back.
+        # Runs that share a folder have one each, since a resumed run removes points.
         folder = Path(log.log_dir).expanduser() / self.name if log.log_dir else self.path
         services: list[MetricSink] = []
         if "tensorboard" in log.backend:
@@ -181,7 +182,7 @@ class RunFolder:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Puts text in quotes that OmegaConf, which reads configurations, would take for a number: 1e5."""
+    """Quotes texts that OmegaConf, which reads configurations, would read as numbers: 1e5."""
 
 
 _Dumper.add_implicit_resolver(
@@ -197,31 +198,24 @@ def to_yaml(config: Config) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Give lists for tuples, and text in which OmegaConf looks for no interpolation."""
+    """Replace tuples by lists, and escape texts that OmegaConf would interpolate."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    # A "${" is literal behind a backslash, and a backslash in front of that is one behind another.
+    # A "${" after a backslash is literal, and so is a backslash after a backslash.
     return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
 
 
 def _make_unused(parent: Path, name: str) -> Path:
-    """Make a folder that did not exist; two runs that start in the same second get two folders."""
+    """Make a new folder; two runs that start in the same second get two folders."""
     parent.mkdir(parents=True, exist_ok=True)
-    for path in _candidates(parent, name):
-        try:
+    for number in count(1):
+        path = parent / (name if number == 1 else f"{name}-{number}")
+        with suppress(FileExistsError):
             path.mkdir()
-        except FileExistsError:
-            continue
-        return path
-    raise AssertionError("there is always another number")
-
-
-def _candidates(parent: Path, name: str) -> Iterator[Path]:
-    yield parent / name
-    for number in count(2):
-        yield parent / f"{name}-{number}"
+            break
+    return path
 
 
 def _versions() -> dict[str, Any]:
@@ -243,7 +237,7 @@ def _version(package: str) -> str | None:
 
 
 def _git(*arguments: str) -> str | None:
-    """Ask git about the current folder; None where there is no git or no repository."""
+    """Return the output of git in the current folder; None without git or a repository."""
     try:
         done = subprocess.run(
             ["git", *arguments], capture_output=True, text=True, check=True, timeout=_LONGEST_GIT_CALL_S

@@ -1,4 +1,4 @@
-"""Where metrics go: an append-only local log, which is always written, and metric services beside it."""
+"""Destinations of metrics: a local append-only log, which is always written, and metric services."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rlightning.errors import MissingDependency, RecordError
 
 _LONGEST_ID = 100
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
-"""JSON knows no such numbers; they are written as text."""
+"""JSON has no such numbers; they are written as text."""
 
 _EVENT = "event"
 _RESUMED = "resumed"
@@ -28,25 +28,25 @@ logger = logging.getLogger(__name__)
 
 
 class MetricSink(Protocol):
-    """Takes metrics."""
+    """A destination of metrics."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take metrics.
+        """Write metrics.
 
         Args:
             step: Env steps since the start of the run.
-            metrics: Number by name; the names are those of ``observability.metrics``.
+            metrics: Numbers by the names of ``observability.metrics``.
         """
 
     def close(self) -> None:
-        """Write what is left; may be called twice."""
+        """Write what is buffered; may be called twice."""
 
 
 class JsonlSink:
-    """Appends one JSON object per call to a file and flushes it; what was written is never changed.
+    """Appends one JSON object per call to a file and flushes it; lines are never changed.
 
-    A run that is resumed from an older checkpoint appends a marker. Readers then leave out the lines that it
-    supersedes: see ``read_metrics``.
+    A run that is resumed from an older checkpoint appends a marker, and ``read_metrics`` skips the lines that it
+    supersedes.
     """
 
     def __init__(self, path: Path) -> None:
@@ -62,11 +62,11 @@ class JsonlSink:
         self._append({"step": step, "time": round(time.time(), 3), **numbers})
 
     def mark_resumed(self, step: int) -> None:
-        """Note that the run goes on from a checkpoint of ``step`` env steps."""
+        """Write that the run is resumed from a checkpoint of ``step`` env steps."""
         self._append({"step": step, "time": round(time.time(), 3), _EVENT: _RESUMED})
 
     def close(self) -> None:
-        with suppress(OSError):  # what could not be written was an error when it was to be written
+        with suppress(OSError):  # ``log`` raised the error
             self._file.close()
 
     def _append(self, line: Mapping[str, Any]) -> None:
@@ -82,7 +82,7 @@ class TensorBoardSink:
 
     Args:
         folder: Folder of the event files.
-        resumed_at: Env steps of the checkpoint that the run goes on from; later points are taken back. None for a
+        resumed_at: Env steps of the checkpoint from which the run is resumed; later points are removed. None for a
             new run.
     """
 
@@ -103,7 +103,7 @@ class TensorBoardSink:
 
 
 def run_id(name: str) -> str:
-    """Make an id that W&B takes of a run's name: a name of other characters has a digest of itself in it.
+    """Return an id of a run for W&B: its name, or with characters that W&B refuses, a similar name and a digest.
 
     >>> run_id("go1"), run_id("go1: lr=3e-4")
     ('go1', 'go1-lr-3e-4-4ae45ccb')
@@ -117,9 +117,9 @@ class WandbSink:
 
     Args:
         config: Project and mode.
-        name: Name of the run, and its id, so that a resumed run goes on in the same curves.
+        name: Name of the run; its id follows from it, so that a resumed run continues its curves.
         folder: Folder of the local files.
-        options: The resolved configuration, to be shown beside the run.
+        options: The resolved configuration, for display.
     """
 
     def __init__(self, config: LogConfig, name: str, folder: Path, options: Mapping[str, Any]) -> None:
@@ -146,7 +146,7 @@ class WandbSink:
 
 
 class Sinks:
-    """The local log and metric services as one; a service that fails is left out from then on, with one warning."""
+    """The local log and metric services as one; a service that fails is removed, with a warning."""
 
     def __init__(self, local: MetricSink, services: Sequence[MetricSink] = ()) -> None:
         self._local, self._services = local, list(services)
@@ -171,7 +171,7 @@ class Sinks:
 
 def _warn_of(service: MetricSink, error: Exception) -> None:
     logger.warning(
-        "%s takes no more metrics (%s: %s); the local log has all of them",
+        "%s gets no more metrics (%s: %s); the local log has all of them",
         type(service).__name__,
         type(error).__name__,
         error,
@@ -181,8 +181,7 @@ def _warn_of(service: MetricSink, error: Exception) -> None:
 def read_metrics(path: Path) -> list[dict[str, float]]:
     """Read a metrics log: one row per step, in the order of the steps, with ``step`` and all metrics of that step.
 
-    Lines that a resumed run superseded are left out, the last value of a step wins, and a line that was cut by a
-    crash is skipped.
+    Lines that a resumed run superseded and lines that a crash cut off are skipped; the last value of a step wins.
     """
     rows: dict[int, dict[str, float]] = {}
     for line in path.read_text(encoding="utf-8").splitlines():

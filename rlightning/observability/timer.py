@@ -1,4 +1,4 @@
-"""How long things take, cheaply enough for the hot path."""
+"""Measurements of time that are cheap enough for the hot path."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Span:
     """One measurement.
 
     Attributes:
-        name: What was measured.
-        start_s: When it began, in seconds since 1970 by the clock on the wall.
-        end_s: When it ended, likewise; spans of one timer are measured by a steady clock.
+        name: Name of the measurement.
+        start_s: Its start, in seconds since 1970.
+        end_s: Its end likewise; spans of one timer are measured by a monotonic clock.
         thread: Number of the thread.
     """
 
@@ -46,13 +46,13 @@ class _Stopwatch:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         took = perf_counter() - self.starts.pop()
-        # Without a call between reading and writing the sum, no other thread comes in between.
+        # Without a call between reading and writing the sum, no other thread runs in between.
         self.seconds += took
         self.count += 1
 
 
 class _SpanStopwatch(_Stopwatch):
-    """Writes down each measurement as well; those of one thread nest."""
+    """Records each measurement as a span as well; those of one thread nest."""
 
     __slots__ = ("name", "offset_s", "own", "spans")
 
@@ -122,26 +122,19 @@ class Timer:
         }
 
     def table(self, title: str = "") -> str:
-        """Lay out the summary as text, the largest total first."""
-        rows = sorted(self.summary().items(), key=lambda row: -row[1]["total"])
-        width = max([len("name"), *(len(name) for name, _ in rows)])
-        lines = [title] if title else []
-        lines.append(f"{'name':<{width}} {'count':>9} {'total s':>11} {'average ms':>11}")
-        for name, row in rows:
-            count, total, average = int(row["count"]), row["total"], row["average"] * 1e3
-            lines.append(f"{name:<{width}} {count:>9d} {total:>11.3f} {average:>11.4f}")
-        return "\n".join(lines)
+        """Format the summary as text, the largest total first."""
+        return timing_table({title: self.summary()})
 
     def reset(self) -> None:
-        """Start counting anew."""
+        """Forget all measurements."""
         self._stopwatches.clear()
 
     def record_spans(self) -> None:
-        """Start counting anew and write down, from now on, when each measurement began and ended."""
+        """Forget all measurements, and record a span of each one from now on."""
         self._stopwatches = _SpanStopwatches(self._spans)
 
     def take_spans(self) -> list[Span]:
-        """Give what was written down since the last call, in the order of the ends."""
+        """Return the spans that were recorded since the last call, in the order of their ends."""
         count = len(self._spans)
         taken = self._spans[:count]
         del self._spans[:count]
@@ -149,10 +142,10 @@ class Timer:
 
 
 def timing_table(workers: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
-    """Lay out the summaries of several timers as one text, worker by worker, the largest total first.
+    """Format the summaries of several timers as text, worker by worker, the largest total first.
 
     Args:
-        workers: Name of a worker -> ``Timer.summary`` of it.
+        workers: Name of a worker -> its ``Timer.summary``.
     """
     rows = [("worker", "name", "count", "total s", "average ms")]
     for worker, summary in workers.items():

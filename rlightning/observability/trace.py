@@ -1,4 +1,4 @@
-"""What each worker did when, as a file that Perfetto and ``chrome://tracing`` show: one lane per worker."""
+"""The spans of all workers as a file for Perfetto and ``chrome://tracing``: one lane per worker."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ KINDS = {
     "publish": "push",
     "wait": "wait",
 }
-"""What is measured -> the kind of work that it is; what is not listed is of the kind "other"."""
+"""Name of a measurement -> kind of work; all others are of the kind "other"."""
 
 _BEGIN = b"[\n"
 _BETWEEN = b",\n"
@@ -39,19 +39,18 @@ _END = b"\n]\n"
 
 
 class TraceFile:
-    """A JSON array of events, in the Trace Event Format of Chrome; it is whole after every ``append``.
+    """A JSON array of events, in the Trace Event Format of Chrome; it is complete after every ``append``.
 
-    Times are microseconds since the file was made, by the clock on the wall, to which the workers' own clocks are set.
-    A run that is resumed goes on with the same file. A process that is killed in the midst of an ``append`` leaves a
-    file that ends anywhere within those events, since the system writes a page at a time; who opens it next mends it.
+    Times are microseconds since the file was made, by the wall clock. A run that is resumed continues the same file. A
+    process that is killed during an ``append`` leaves a file that ends within those events; opening it repairs it.
     """
 
     def __init__(self, path: Path) -> None:
-        """Make the file, or go on with one that is there."""
+        """Make the file, or continue an existing one."""
         self._path = path
         self._lanes: dict[str, int] = {}
         self._threads: dict[int, dict[int, int]] = {}
-        if path.exists() and _mend(path):
+        if path.exists() and _repair(path):
             with path.open(encoding="utf-8") as file:
                 file.readline()
                 first = json.loads(file.readline().rstrip(",\n"))
@@ -61,7 +60,7 @@ class TraceFile:
         self._origin_s: float = first["args"]["wall_time_s"]
 
     def append(self, lanes: Mapping[str, Sequence[Span]]) -> None:
-        """Write what workers did.
+        """Write spans of workers.
 
         Args:
             lanes: Spans by the name of the worker.
@@ -79,7 +78,7 @@ class TraceFile:
     def _event(self, lane: int, span: Span) -> dict[str, Any]:
         threads = self._threads.setdefault(lane, {})
         thread = threads.setdefault(span.thread, len(threads))
-        # Nanoseconds: rounding keeps the order of all times, and with it what lies within what.
+        # Nanoseconds: rounding keeps the order of all times, and so the nesting of spans.
         start, end = (round((at_s - self._origin_s) * 1e6, 3) for at_s in (span.start_s, span.end_s))
         times = {"ts": start, "dur": round(end - start, 3)}
         return {"ph": "X", "name": span.name, "cat": KINDS.get(span.name, "other"), "pid": lane, "tid": thread, **times}
@@ -95,12 +94,12 @@ class TraceFile:
             raise RecordError(f"{self._path} cannot be written: {error.strerror or error}") from error
 
 
-def _mend(path: Path) -> bool:
-    """Cut off an event that was not written to its end, and close the array; says whether any event is left."""
+def _repair(path: Path) -> bool:
+    """Remove an incomplete event and close the array; return whether any event is left."""
     written = path.read_bytes()
     if written.startswith(_BEGIN + b"{") and written.endswith(b"}" + _END):
         return True
-    # Events hold no line breaks, so what lies before one is whole.
+    # Events contain no line breaks, so all before a line break is complete.
     end = written.rfind(b"}" + _BETWEEN) + 1
     if end:
         os.truncate(path, end)
