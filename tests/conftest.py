@@ -22,19 +22,40 @@ settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
 
 
+SHARING = {
+    "tests/algorithms/test_data_parallel.py": "held policies",
+    "tests/policy/test_comm_groups.py": "held policies",
+    "tests/policy/test_learner_state.py": "held policies",
+    "tests/policy/test_roles.py": "held policies",
+    "tests/assembly/test_landings.py": "three nodes",
+    "tests/policy/test_three_nodes.py": "three nodes",
+}
+"""Files that share processes of the session, by what they share."""
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Run the tests of a file, and of files that share processes, in one process."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            path = super()._split_scope(nodeid)
+            return SHARING.get(path, path)
+
+    return Scheduling(config, log)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Count tests that start processes among the slow ones, and order all.
 
-    In one process the quick tests come first: most mistakes show early. In several ones those of a file or of an
-    ``xdist_group`` stay together, since they share fixtures, and the slow ones come first, so that all end together.
+    In one process the quick ones come first: most mistakes show early. In several ones the slow ones do, so that all
+    processes end together.
     """
     for item in items:
         # The room that makes processes is tested with them at any rate.
         if item.get_closest_marker("ray") is not None and "tests/runtime" not in item.path.as_posix():
             item.add_marker(pytest.mark.slow)
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(f"{item.path.parent.name}/{item.path.stem}"))
     slow_first = "PYTEST_XDIST_WORKER" in os.environ
     items.sort(key=lambda item: (item.get_closest_marker("slow") is not None) is not slow_first)
 

@@ -2,12 +2,7 @@
 
 import pytest
 
-pytestmark = [
-    pytest.mark.ray,
-    pytest.mark.slow,
-    pytest.mark.timeout(600),
-    pytest.mark.xdist_group("three_nodes"),
-]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 WAYS = ("disaggregate default", "colocate device-colocate", "default node-affinity", "manual")
 
 

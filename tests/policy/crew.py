@@ -15,9 +15,12 @@ from tests.policy.policies import build_anew
 LOCAL, RAY, MIXED = "local", "ray", "mixed"
 PLACES = {LOCAL: (False, False), RAY: (True, True), MIXED: (False, True)}
 """Whether the first and whether the other policies are remote."""
-_HELD = [pytest.mark.ray, pytest.mark.xdist_group("held_policies")]
-EVERYWHERE = [LOCAL, pytest.param(RAY, marks=_HELD), pytest.param(MIXED, marks=_HELD)]
-HERE_AND_THERE = [*EVERYWHERE[:2], pytest.param(MIXED, marks=[*_HELD, pytest.mark.exhaustive])]
+EVERYWHERE = [
+    LOCAL,
+    pytest.param(RAY, marks=pytest.mark.ray),
+    pytest.param(MIXED, marks=pytest.mark.ray),
+]
+HERE_AND_THERE = [*EVERYWHERE[:2], pytest.param(MIXED, marks=[pytest.mark.ray, pytest.mark.exhaustive])]
 """For tests of what a group does once it is formed; that mixed groups form and act is tested with all places."""
 
 
@@ -74,7 +77,7 @@ class Crew:
         for i, role in enumerate(roles):
             index = i if role is PolicyRole.TRAIN else i - learners
             remote = first if i == 0 else others
-            specs.append(WorkerSpec(cls, (config, role), f"{role.value}[{index}]", remote, num_cpus=0.01))
+            specs.append(WorkerSpec(cls, (config, role), f"{role.value}[{index}]", remote, 0.01, 0.0, {"weights": 1}))
         remote = iter(self._held.take([spec for spec in specs if spec.remote]))
         policies = [next(remote) if spec.remote else self._make(spec) for spec in specs]
         return policies[:learners], policies[learners:]

@@ -282,13 +282,6 @@ class ByTheContractAlone(ByTheContract):
         self.net.load_state_dict(state_dict["net"])
 
 
-class Forgetful(NumberedOfEveryKind):
-    """May lose its hold on the memory of its node."""
-
-    def forget_memory(self):
-        self._weight_import._mapped = None
-
-
 class Dying(NumberedOfEveryKind):
     """A learner whose process ends when it is to map memory that others have mapped by then."""
 

@@ -4,12 +4,7 @@ import pytest
 
 from tests.policy.pushes_between_nodes import WAYS
 
-pytestmark = [
-    pytest.mark.ray,
-    pytest.mark.slow,
-    pytest.mark.timeout(600),
-    pytest.mark.xdist_group("three_nodes"),
-]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.mark.parametrize(("strategy", "transport"), WAYS)

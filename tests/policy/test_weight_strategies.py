@@ -18,7 +18,6 @@ from tests.policy.policies import (
     ByTheContract,
     ByTheContractAlone,
     Dying,
-    Forgetful,
     NumberedOfEveryKind,
     OwnLoading,
     batch,
@@ -31,11 +30,11 @@ REMOTE = {"local": [False] * 4, "ray": [True] * 4, "mixed": [False, True, False,
 
 @pytest.fixture(scope="module")
 def policies():
-    """A learner, and three eval policies of a class, in each place; shared, since processes start slowly."""
+    """A learner, and three eval policies, the last of a class, in each place; shared, since processes start slowly."""
     pool, made = WorkerPool(), {}
 
     def get(place, cls):
-        classes = [NumberedOfEveryKind, cls, cls, cls]
+        classes = [*[NumberedOfEveryKind] * 3, cls]
         wanted = [*zip(classes, range(4), REMOTE[place], strict=True)]
         missing = [each for each in wanted if each not in made]
         made.update(zip(missing, pool.start([spec(*each) for each in missing]), strict=True))
@@ -93,6 +92,10 @@ def mapped_file(policy):
 
 def file_to_read(policy):
     return Path(policy._weight_import._mapped._path)
+
+
+def forget_memory(policy):
+    policy._weight_import._mapped = None
 
 
 def train(group):
@@ -209,10 +212,10 @@ def test_a_push_that_fails_at_one_receiver_changes_nothing_at_the_others_and_nei
 
 @pytest.mark.parametrize("strategy", ["Double", "Sharded"])
 def test_a_push_by_memory_of_the_node_that_fails_at_one_receiver_changes_nothing_at_the_others(remote, strategy):
-    group = remote(Forgetful, strategy)
+    group = remote(NumberedOfEveryKind, strategy)
     push(group)
     train(group)
-    ask(group.eval_list[2], Forgetful.forget_memory)
+    as_handle(group.eval_list[2]).run(forget_memory).result(60)
     with pytest.raises(WorkerError, match=r"eval\[2\]\.recv_weights_ipc .*: there is no memory to receive from"):
         group.sync_weights()
     assert seen(group) == [([0], 0)] * 3
@@ -290,7 +293,7 @@ def test_an_update_that_fails_is_raised_by_the_next_wait_and_the_next_request_an
     group = places(OwnLoading, strategy)
     push(group)
     train(group)
-    ask(group.eval_list[1], OwnLoading.fail_next_loading)
+    ask(group.eval_list[2], OwnLoading.fail_next_loading)
     group.sync_weights()
     with pytest.raises(WorkerError, match="this cannot be loaded") as caught:
         group.wait_for_eval_weight_update()
@@ -439,10 +442,10 @@ def test_no_file_is_left_behind_where_a_colocated_policy_does_not_come_for_the_w
 
 
 @pytest.mark.ray
-def test_no_file_is_left_behind_where_the_policy_that_made_it_ends_before_all_have_mapped_it(ray_cluster):
+def test_no_file_is_left_behind_where_the_policy_that_made_it_ends_before_all_have_mapped_it(ray_cluster, policies):
     pool = WorkerPool()
     try:
-        learner, actor = pool.start([spec(Dying, 0, True), spec(Dying, 1, True)])
+        (learner,), actor = pool.start([spec(Dying, 0, True)]), policies("ray", NumberedOfEveryKind)[1]
         group = PolicyGroup([learner], [actor], config_for("None"), call_timeout_s=60)
         group.init(TRAIN)
         with pytest.raises(WorkerError, match=r"train\[0\].map_weight_buffer"):
