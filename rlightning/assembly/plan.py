@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rlightning.assembly.way import Way, choose_way, settle_way
+from rlightning.assembly.way import Way, settle_way
 from rlightning.assembly.workers import WorkerPlan, buffer_specs, plan_workers
 from rlightning.buffer.assignment import BufferRoutes, routes_by_node, routes_in_order
 from rlightning.config import ClusterConfig, Config, NeedsConfig, PolicyConfig, WorkerNeedsConfig
@@ -91,7 +91,7 @@ def plan_run(config: Config, cluster: Cluster | None = None, workers: WorkerPlan
     Raises:
         PlacementError: With all that does not fit the cluster.
     """
-    workers, way = workers if workers is not None else plan_workers(config), choose_way(config)
+    workers = workers if workers is not None else plan_workers(config)
     config = settle_way(config)
     routes = routes_in_order(len(workers.env), len(workers.buffer), len(workers.train))
     placement = None
@@ -105,7 +105,7 @@ def plan_run(config: Config, cluster: Cluster | None = None, workers: WorkerPlan
         workers,
         placement,
         routes,
-        way,
+        workers.way,
         WeightWay.of(config.policy, is_paired=config.cluster.is_colocated),
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from rlightning.assembly.way import choose_way
+from rlightning.assembly.way import Way, choose_way
 from rlightning.buffer.assignment import BufferRoutes, routes_in_order
 from rlightning.buffer.shard import BufferShard
 from rlightning.config import Config, EnvConfig
@@ -22,6 +22,7 @@ class WorkerPlan:
     """Every worker of a run, before any is started.
 
     Attributes:
+        way: How data are collected, which decides on the processes of env workers.
         env: Env workers for training, by env id.
         eval_env: Env workers for evaluation.
         train: Train policies.
@@ -29,6 +30,7 @@ class WorkerPlan:
         buffer: Buffer shards.
     """
 
+    way: Way
     env: list[WorkerSpec]
     eval_env: list[WorkerSpec]
     train: list[WorkerSpec]
@@ -44,18 +46,18 @@ def plan_workers(config: Config) -> WorkerPlan:
     """List the workers of a run, with blocks of neighbouring env workers for each shard; starts nothing."""
     # "auto" is a shard per node with train policies: without a plan of several nodes, one.
     shards = 1 if config.cluster.buffer_worker_num == "auto" else config.cluster.buffer_worker_num
+    way = choose_way(config)
+    env, eval_policies = _train_env_specs(config), _policy_specs(config, PolicyRole.EVAL)
+    if way.by_fragment:
+        env, eval_policies = _in_one_process(env, eval_policies)
     return WorkerPlan(
-        env=_train_env_specs(config),
+        way,
+        env=env,
         eval_env=_eval_env_specs(config),
         train=_policy_specs(config, PolicyRole.TRAIN),
-        eval=_policy_specs(config, PolicyRole.EVAL),
+        eval=eval_policies,
         buffer=buffer_specs(config, routes_in_order(config.num_env_workers, shards, config.cluster.train_worker_num)),
     )
-
-
-def shares_processes(config: Config) -> bool:
-    """Return whether env workers live in the processes of eval policies, so that data are collected by fragment."""
-    return choose_way(config).by_fragment
 
 
 def _train_env_specs(config: Config) -> list[WorkerSpec]:
@@ -71,9 +73,34 @@ def _eval_env_specs(config: Config) -> list[WorkerSpec]:
 def _env_spec(config: Config, kind: EnvConfig, index: int, seed: int, purpose: str) -> WorkerSpec:
     name = f"env[{index}]" if purpose == "train" else f"eval_env[{index}]"
     args = (lookup("simulator", kind.backend), kind, index, seed, purpose)
-    if purpose == "train" and shares_processes(config):
-        return WorkerSpec(EnvWorker, args, name, num_cpus=0.0, host=f"eval[{host_of(config, index)}]")
     return WorkerSpec(EnvWorker, args, name, config.cluster.remote_env, kind.num_cpus, kind.num_gpus)
+
+
+def _policy_specs(config: Config, role: PolicyRole) -> list[WorkerSpec]:
+    policy, cluster, cls = config.policy, config.cluster, lookup("policy", config.policy.type)
+    channels: dict[str, int]
+    if role is PolicyRole.TRAIN:
+        count, remote = cluster.train_worker_num, cluster.remote_train
+        cpus, gpus, channels = policy.train_num_cpus, policy.train_num_gpus, {}
+    else:
+        count, remote = cluster.eval_worker_num, cluster.remote_eval
+        cpus, gpus, channels = policy.eval_num_cpus, policy.eval_num_gpus, _eval_channels(config)
+    names = [f"{role.value}[{index}]" for index in range(count)]
+    return [WorkerSpec(cls, (policy, role), name, remote, cpus, gpus, channels) for name in names]
+
+
+def _in_one_process(envs: list[WorkerSpec], hosts: list[WorkerSpec]) -> tuple[list[WorkerSpec], list[WorkerSpec]]:
+    """Move each env worker into the process of the eval policy that would answer it step by step."""
+    chosen = SimpleRouter().select(range(len(envs)), [0] * len(hosts))
+    cpus, gpus = [spec.num_cpus for spec in hosts], [spec.num_gpus for spec in hosts]
+    for env, host in zip(envs, chosen, strict=True):
+        cpus[host] = max(cpus[host], env.num_cpus)  # the workers of one process take turns
+        gpus[host] += env.num_gpus
+    inside = [
+        replace(env, remote=False, num_cpus=0.0, num_gpus=0.0, host=hosts[host].name)
+        for env, host in zip(envs, chosen, strict=True)
+    ]
+    return inside, [replace(spec, num_cpus=c, num_gpus=g) for spec, c, g in zip(hosts, cpus, gpus, strict=True)]
 
 
 def env_kind(spec: WorkerSpec) -> EnvConfig:
@@ -88,39 +115,6 @@ def of_generation(spec: WorkerSpec, generation: int) -> WorkerSpec:
     return replace(spec, args=(*spec.args, generation))
 
 
-def host_of(config: Config, env_id: int) -> int:
-    """Return the index of the eval policy in whose process an env worker lives: it would answer it step by step."""
-    (index,) = SimpleRouter().select([env_id], [0] * config.cluster.eval_worker_num)
-    return index
-
-
-def _policy_specs(config: Config, role: PolicyRole) -> list[WorkerSpec]:
-    policy, cluster = config.policy, config.cluster
-    if role is PolicyRole.TRAIN:
-        count, remote = cluster.train_worker_num, cluster.remote_train
-        cpus, gpus = policy.train_num_cpus, policy.train_num_gpus
-    else:
-        count, remote = cluster.eval_worker_num, cluster.remote_eval
-        cpus, gpus = policy.eval_num_cpus, policy.eval_num_gpus
-    args = (policy, role)
-    cls = lookup("policy", policy.type)
-    channels = _eval_channels(config) if role is PolicyRole.EVAL else {}
-    specs = [WorkerSpec(cls, args, f"{role.value}[{index}]", remote, cpus, gpus, channels) for index in range(count)]
-    if role is PolicyRole.EVAL and shares_processes(config):
-        specs = _with_guests(config, specs)
-    return specs
-
-
-def _with_guests(config: Config, hosts: list[WorkerSpec]) -> list[WorkerSpec]:
-    """Add to eval policies what the env workers in their processes need."""
-    cpus, gpus = [spec.num_cpus for spec in hosts], [spec.num_gpus for spec in hosts]
-    for env_id, kind in enumerate(_env_kinds(config)):
-        host = host_of(config, env_id)
-        cpus[host] = max(cpus[host], kind.num_cpus)  # those of one process take turns
-        gpus[host] += kind.num_gpus
-    return [replace(spec, num_cpus=cpu, num_gpus=gpu) for spec, cpu, gpu in zip(hosts, cpus, gpus, strict=True)]
-
-
 def _env_kinds(config: Config) -> list[EnvConfig]:
     """List the configuration of each env worker of training, by env id."""
     return [kind for kind in config.env for _ in range(kind.num_workers)]
@@ -130,8 +124,7 @@ def _eval_channels(config: Config) -> dict[str, int]:
     """Return the channels beside all other calls: for new weights, and async for the requests of each env worker."""
     channels = {"weights": 1}
     if config.policy.rollout_mode == "async":
-        workers = max(len(config.env), sum(kind.num_workers for kind in config.env))
-        channels |= {request_channel(env_id): 1 for env_id in range(workers)}
+        channels |= {request_channel(env_id): 1 for env_id in range(max(len(config.env), config.num_env_workers))}
     return channels
 
 
