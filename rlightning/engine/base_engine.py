@@ -262,7 +262,7 @@ class BaseEngine(ABC):
             raise CheckpointError(f"{checkpoint} does not fit this run: {error}") from error
         self._tell_of_a_longer_schedule(counters.get("max_epochs", self.config.train.max_epochs))
         if lost:
-            self.policy_group.envs_changed()
+            self.policy_group.state.envs_changed()
             names = ", ".join(f"env[{env_id}]" for env_id in lost)
             logger.warning("the state of %s could not be stored: new episodes start there", names)
 

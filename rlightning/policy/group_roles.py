@@ -61,7 +61,7 @@ class GroupRoles:
                 members.set_seeds([newcomer], first=count - 1)
                 members.call([newcomer], BasePolicy.init_train, *self.start[:2])
                 self._formation.form_equal(*self._formation.options)
-                members.call(members.learners, BasePolicy.envs_changed)
+                self._state.envs_changed()
         except BaseException:
             members.remove([newcomer])
             self._changed(role)
@@ -128,7 +128,7 @@ class GroupRoles:
         members = self._members
         members.collective_call(members.learners, BasePolicy.init_train, *self.start[:2])
         self._state.load_learners(state)
-        members.call(members.learners, BasePolicy.envs_changed)
+        self._state.envs_changed()
 
     def _changed(self, role: PolicyRole) -> None:
         """Route anew, and let communication groups that a policy came to or left be formed again before their use."""

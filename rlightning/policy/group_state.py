@@ -105,6 +105,10 @@ class GroupState:
         weights.wait(60.0)
         return version
 
+    def envs_changed(self) -> None:
+        """Let the train policies drop what refers to the envs so far: from now on, data come from other envs."""
+        self._members.call(self._members.learners, BasePolicy.envs_changed)
+
     def equalise_learners(self) -> None:
         """Copy the first train policy's state to those that are initialised; what is each one's own stays."""
         members = self._members

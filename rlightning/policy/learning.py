@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -94,3 +95,26 @@ def _detached(metrics: Any) -> Any:
     if not isinstance(metrics, Mapping):
         return metrics
     return {name: value.detach() if isinstance(value, torch.Tensor) else value for name, value in metrics.items()}
+
+
+def mean_numbers(reports: Sequence[Any]) -> dict[str, float]:
+    """Return the mean of each number over the reports that have it.
+
+    Numbers are those of Python and numpy, and tensors with one element; anything else is left out.
+    """
+    held: dict[str, list[float]] = {}
+    for report in reports:
+        for name, value in (report if isinstance(report, Mapping) else {}).items():
+            number = _number(value)
+            if number is not None:
+                held.setdefault(name, []).append(number)
+    return {name: math.fsum(values) / len(values) for name, values in held.items()}
+
+
+def _number(value: Any) -> float | None:
+    """Return a number of Python or numpy, or the element of a tensor or array with one; None where it is none."""
+    try:
+        plain = value.item() if hasattr(value, "item") else value
+    except (RuntimeError, ValueError):
+        return None
+    return float(plain) if isinstance(plain, int | float) else None

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from rlightning.policy.group_roles import GroupRoles
 from rlightning.policy.group_routing import GroupRouting
 from rlightning.policy.group_state import GroupState, require_group
 from rlightning.policy.group_weights import GroupWeights, log_mismatches, weight_carrier
+from rlightning.policy.learning import mean_numbers
 from rlightning.policy.members import NO_LEARNER, Members
 from rlightning.runtime import Call, Future, collective_call
 from rlightning.runtime.generators import global_generators, set_global_generators
@@ -85,9 +85,7 @@ class PolicyGroup:
         return [handle.target for handle in self._members.actors]
 
     def push(self, policy_worker: Any, role: PolicyRole) -> None:
-        """Add a policy, an object or a Ray actor handle.
-
-        If it had the other role, its role changes, and it is to be initialised for this one.
+        """Add a policy, an object or a Ray actor handle; one of the other role is to be initialised for this one.
 
         An eval policy acts after the next ``sync_weights``. A train policy goes on from the weights, optimizer state
         and version of those that are initialised, and their communication groups are formed again with it.
@@ -250,34 +248,24 @@ class PolicyGroup:
     def mean_metrics(self) -> dict[str, float]:
         """Return the means, over the train policies that report them, of the numbers that the last ``train`` gave.
 
-        Numbers are those of Python and numpy, and tensors with one element. What an algorithm has reduced over the
-        ranks itself is the same on all, and so is its mean.
+        What an algorithm has reduced over the ranks itself is the same on all, and so is its mean.
 
         Raises:
             ProtocolError: If ``train`` was not called yet.
         """
         if not self._reports:
             raise ProtocolError("there are no metrics yet: call train before mean_metrics")
-        held: dict[str, list[float]] = {}
-        for report in self._reports:
-            for name, value in (report if isinstance(report, Mapping) else {}).items():
-                number = _number(value)
-                if number is not None:
-                    held.setdefault(name, []).append(number)
-        return {name: math.fsum(values) / len(values) for name, values in held.items()}
+        return mean_numbers(self._reports)
 
     def reset_training_state(
         self, train_config: TrainConfig, env_meta: EnvMeta | None = None, seed: int | None = None
     ) -> None:
         """Bring all train policies back to their initial state, equal on all of them; the eval policies do not wait."""
         self._formation.renew()
-        self._members.collective_call(
-            self._members.learners, BasePolicy.reset_training_state, train_config, env_meta, seed
-        )
+        members, learners = self._members, self._members.learners
+        members.collective_call(learners, BasePolicy.reset_training_state, train_config, env_meta, seed)
         if self._formation.generation:
-            self._members.collective_call(
-                self._members.learners, BasePolicy.dist_barrier, ParallelMode.TRAIN_DATA_PARALLEL
-            )
+            members.collective_call(learners, BasePolicy.dist_barrier, ParallelMode.TRAIN_DATA_PARALLEL)
 
     # Communication groups
 
@@ -414,10 +402,6 @@ class PolicyGroup:
         """
         self.state.load(state)
 
-    def envs_changed(self) -> None:
-        """Let the train policies drop what refers to the envs so far: their data come from others from now on."""
-        self._members.call(self._members.learners, BasePolicy.envs_changed)
-
     @contextmanager
     def evaluating(self, seed: int) -> Iterator[None]:
         """Let all that is drawn inside follow from a seed; no generator of training, not even a global one, moves."""
@@ -464,12 +448,3 @@ class PolicyGroup:
         if self._on_shutdown is not None:
             on_shutdown, self._on_shutdown = self._on_shutdown, None
             on_shutdown()
-
-
-def _number(value: Any) -> float | None:
-    """Return a number of Python or numpy, or the element of a tensor or array with one; None where it is none."""
-    try:
-        plain = value.item() if hasattr(value, "item") else value
-    except (RuntimeError, ValueError):
-        return None
-    return float(plain) if isinstance(plain, int | float) else None
