@@ -1,4 +1,4 @@
-"""The arrays that a space stands for, and how what comes from user code becomes arrays of ours."""
+"""The arrays of a space, and the conversion of values of user code to them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Leaf:
     """One array of a space.
 
     Attributes:
-        path: Where it lies in a dict or tuple space, such as ``.camera[0]``; empty for a single array.
+        path: Its path in a dict or tuple space, such as ``.camera[0]``; empty for a single array.
         shape: Its shape.
         dtype: The dtype in the env.
         handed_out: The dtype in which observations leave the worker: float32 for float64, else the same.
-        choices: The first and the last choice, for each element or all, if the space is one of choices; else None.
+        choices: The first and the last choice, for each element or for all, of a space of choices; else None.
     """
 
     path: str
@@ -37,8 +37,8 @@ def space_leaves(space: Any, path: str = "") -> Tree:
     """Describe the arrays of a space: a ``Leaf``, or a dict or tuple of them in the space's structure.
 
     Raises:
-        UnsupportedSpace: If it is no space of Gymnasium, or a part of it no array of fixed shape (Text, Graph,
-            Sequence, OneOf).
+        UnsupportedSpace: If it is not a space of Gymnasium, or a part of it has no fixed shape (Text, Graph, Sequence,
+            OneOf).
     """
     if isinstance(space, gym.spaces.Dict):
         return {key: space_leaves(part, f"{path}.{key}") for key, part in space.spaces.items()}
@@ -76,16 +76,16 @@ def row_leaves(space: gym.Space[Any], num_envs: int) -> Tree:
 
 
 def checked(value: Any, shape: tuple[int, ...], dtype: np.dtype[Any], what: str) -> np.ndarray[Any, Any]:
-    """View what user code gave as an array of ``shape`` whose values fit ``dtype``; nothing is copied or cast.
+    """View a value of user code as an array of ``shape`` whose values fit ``dtype``, without a copy or cast.
 
     Args:
         value: An array, a tensor on any device, or numbers.
-        shape: The shape that it must have.
-        dtype: What it will be cast to. Casting may lose digits, but neither fractions nor the size of whole numbers.
+        shape: The required shape.
+        dtype: The dtype of a later cast. It may lose digits, but neither fractions nor the size of whole numbers.
         what: Its name, for the message.
 
     Raises:
-        ShapeError: If the shape or the kind of numbers is another one.
+        ShapeError: If the shape or the kind of numbers differs.
     """
     try:
         array = np.asarray(to_host(value))
@@ -103,12 +103,12 @@ def checked(value: Any, shape: tuple[int, ...], dtype: np.dtype[Any], what: str)
 
 
 def all_finite(array: np.ndarray[Any, Any]) -> bool:
-    """Tell whether no number is NaN or infinite; arrays of whole numbers pass."""
+    """Whether no number is NaN or infinite; arrays of whole numbers pass."""
     return array.dtype.kind != "f" or 0 not in np.isfinite(array).tobytes()
 
 
 def no_choice(array: np.ndarray[Any, Any], leaf: Leaf) -> np.ndarray[Any, np.dtype[np.bool_]] | None:
-    """Tell which elements are none of the leaf's choices; None if all are.
+    """Return which elements are not among the leaf's choices; None if all are.
 
     >>> no_choice(np.array([0, 2, -1]), space_leaves(gym.spaces.Discrete(2)))
     array([False,  True,  True])
@@ -121,8 +121,8 @@ def no_choice(array: np.ndarray[Any, Any], leaf: Leaf) -> np.ndarray[Any, np.dty
 
 
 def any_true(mask: np.ndarray[Any, np.dtype[np.bool_]]) -> bool:
-    """Tell whether any flag is set."""
-    # For a few rows, looking through the bytes takes a tenth of the time of mask.any().
+    """Whether any flag is set."""
+    # For a few rows, searching the bytes takes a tenth of the time of mask.any().
     return 1 in mask.tobytes()
 
 
@@ -147,7 +147,7 @@ def write_row(rows: Tree, row: int, value: Tree, leaves: Tree) -> None:
 
 
 def map_parts(function: Callable[[Tree, Tree], Tree], value: Tree, leaves: Tree, what: str) -> Tree:
-    """Apply ``function`` to each part of what user code gave for a dict or tuple space, and that part's leaves.
+    """Apply ``function`` to each part of a value of user code for a dict or tuple space, and to that part's leaves.
 
     Raises:
         ShapeError: If a part is missing.

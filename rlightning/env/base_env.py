@@ -1,4 +1,4 @@
-"""What a user subclasses to bring a simulator or a robot."""
+"""The base class of simulators and robots."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ class BaseEnv(ABC):
     """N sub-envs that are reset and stepped together, batch first.
 
     A subclass sets ``meta`` in its constructor and implements ``reset`` and ``step``. A sub-env whose episode ended
-    starts the next one by itself, in one of two ways: at once (the row of ``observation`` is the first of the next
-    episode already), or with the next step, whose action it ignores (that row then has ``is_reset``, reward 0).
-    Either way ``final_observation`` has the true last observation of the rows that ended.
+    starts the next one by itself, in one of two ways: at once (its row of ``observation`` is the first of the next
+    episode), or with the next step, whose action it ignores (that row then has ``is_reset``, reward 0). Either way
+    ``final_observation`` has the true last observation of the rows that ended.
 
-    The worker copies what the env returns and what it is given: an env may reuse its arrays and write into the action.
+    The worker copies results and actions: an env may reuse its arrays and write into the action.
 
     Attributes:
         config: The env's section of the configuration.
         meta: Name, spaces and N.
-        purpose: What the env is for; the worker sets it before the first reset. Evaluations can be made at full
-            difficulty by it.
+        purpose: Training or evaluation; the worker sets it before the first reset. An env may evaluate at full
+            difficulty.
         logged_info: Names in ``EnvRet.info`` of numbers [N] whose means over the steps of an epoch are logged as
             ``env/<name>``, such as the terms of the reward.
         resets_with_next_step: Whether a sub-env whose episode ended starts the next one with the next step, so that its
-            row shows the last observation until then.
-        render_fps: Steps per second of the env's own time, so that videos last as long as the episode; None where
-            that is unknown.
+            row has the last observation until then.
+        render_fps: Steps per second of the env's own time, so that videos last as long as the episode; None if
+            unknown.
     """
 
     meta: EnvMeta
@@ -49,9 +49,9 @@ class BaseEnv(ABC):
 
     @classmethod
     def check(cls, config: EnvConfig) -> Sequence[Problem]:
-        """Say what is wrong with a configuration, as far as that is known before an env is built.
+        """Return the problems of a configuration that are known before an env is built.
 
-        A run with a problem is refused before anything starts. Paths begin with ``env``, such as
+        A run with a problem is refused before it starts. Paths begin with ``env``, such as
         ``env.env_kwargs.speed``.
         """
         return ()
@@ -61,8 +61,8 @@ class BaseEnv(ABC):
         """Start a new episode in every row.
 
         Args:
-            seed: One seed per row; None goes on with the random numbers that the env has.
-            options: Passed on to the simulator.
+            seed: One seed per row; None continues with the random generators of the env.
+            options: Options of the simulator.
 
         Returns:
             ``EnvRet.from_reset(observation, num_envs)``.
@@ -78,27 +78,26 @@ class BaseEnv(ABC):
         """
 
     def close(self) -> None:
-        """Release what the env holds; may be called twice."""
+        """Release the resources of the env; may be called twice."""
         return
 
     def render(self) -> np.ndarray[Any, Any] | None:
-        """Draw the first row: [H, W, 3] uint8, or None where nothing can be drawn."""
+        """Draw the first row: [H, W, 3] uint8, or None if it cannot be drawn."""
         return None
 
     def get_state(self) -> dict[str, Any] | None:
-        """Describe the env so exactly that ``set_state`` goes on bit for bit the same.
+        """Describe the env so exactly that it continues bit for bit the same after ``set_state``.
 
-        The attributes of the env are stored, and those of the objects that it is made of, where they are plain data:
-        numbers, strings, arrays, random generators, lists, dicts and the like. Override it for an env that keeps its
-        state elsewhere.
+        The attributes of the env and of its objects are stored if they are plain data: numbers, strings, arrays, random
+        generators, lists, dicts and the like. Override it for an env whose state lies elsewhere.
 
         Returns:
-            Nested dicts and lists of arrays, numbers and strings; None if something cannot be stored.
+            Nested dicts and lists of arrays, numbers and strings; None if a part cannot be stored.
         """
         return env_state.capture(self)
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on from a state of ``get_state``; called after a ``reset``.
+        """Continue from a state of ``get_state``; called after a ``reset``.
 
         Raises:
             CheckpointError: If the state is that of another env.

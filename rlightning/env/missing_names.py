@@ -11,15 +11,15 @@ _log = logging.getLogger(__name__)
 
 
 class MissingNames:
-    """Logs each name that ``info`` lacks once, with the nearest one that it has."""
+    """Logs each name that ``info`` lacks once, with the nearest name of ``info``."""
 
     def __init__(self) -> None:
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     def tell(self, name: str, known: Collection[str]) -> None:
-        """Log that a name is not among those that are known, the first time."""
-        if name not in self._told:
-            self._told.add(name)
+        """Log that a name is unknown, the first time."""
+        if name not in self._logged:
+            self._logged.add(name)
             nearest = nearest_name(name, known)
-            meant = f"; did you mean {nearest}?" if nearest else ""
-            _log.warning("env.logged_info: no %r in info, which has %s%s", name, ", ".join(known) or "none", meant)
+            hint = f"; did you mean {nearest}?" if nearest else ""
+            _log.warning("env.logged_info: no %r in info, which has %s%s", name, ", ".join(known) or "none", hint)

@@ -17,17 +17,17 @@ def sub_env_seeds(seed: int, purpose: Purpose, worker: int, generation: int, num
     """Draw the seeds of the sub-envs of one worker.
 
     They are leaves of numpy's tree of seed sequences over (seed, purpose, worker, generation, sub-env), so that no two
-    places of a run share a stream, however many workers there are.
+    sub-envs of a run share a stream, whatever the number of workers.
 
     Args:
         seed: The run's seed, 0 or more.
-        purpose: What the envs are for; training and evaluation never share seeds.
+        purpose: Training or evaluation, which never share seeds.
         worker: Index of the worker.
-        generation: Each one plays other episodes; a worker that replaces another one gets a new one.
+        generation: Episodes of two generations differ; a worker that replaces another one gets the next generation.
         num_envs: N.
 
     Returns:
-        N whole numbers of 31 bits, which also simulators with signed 32-bit seeds take.
+        N whole numbers of 31 bits, valid for simulators with signed 32-bit seeds.
 
     >>> sub_env_seeds(7, "train", 0, 0, 2) == sub_env_seeds(7, "train", 0, 0, 3)[:2]
     True
@@ -37,7 +37,7 @@ def sub_env_seeds(seed: int, purpose: Purpose, worker: int, generation: int, num
 
 
 def joint_seed(seeds: Sequence[int]) -> int:
-    """Mix the seeds of all sub-envs into the one number that most native vector envs take."""
+    """Mix the seeds of all sub-envs into one number, for native vector envs."""
     return int(np.random.SeedSequence(list(seeds)).generate_state(1)[0]) >> 1
 
 
@@ -45,10 +45,9 @@ _SPACES = ("action_space", "observation_space", "single_action_space", "single_o
 
 
 def seed_spaces(env: Any, seed: int) -> None:
-    """Let what an env of Gymnasium draws from its own spaces follow from a seed.
+    """Seed the spaces of an env of Gymnasium, since ``reset`` does not.
 
-    ``reset`` does not seed them, so that they would draw from the entropy of the machine. An env whose spaces belong to
-    its class, and so to all envs of this process, gets copies of its own.
+    An env whose spaces are attributes of its class, and so of all envs of this process, gets copies of its own.
     """
     for owner in {id(each): each for each in (env, env.unwrapped)}.values():
         for name in _SPACES:

@@ -1,4 +1,4 @@
-"""Texts in observations become token ids of fixed length."""
+"""Conversion of texts in observations to token ids of fixed length."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _BYTES = 256
 
 
 class Tokenizer(ABC):
-    """Turns a text into numbers; equal texts give equal ids. Registered by ``register("tokenizer", name)``.
+    """Converts a text to numbers; equal texts have equal ids. Registered by ``register("tokenizer", name)``.
 
     Attributes:
-        vocabulary: Number of different ids, with 0, which fills up short texts.
+        vocabulary: Number of different ids, including 0, with which short texts are padded.
     """
 
     vocabulary: int
@@ -43,14 +43,14 @@ class ByteTokenizer(Tokenizer):
 
 
 def is_text(space: gym.Space[Any]) -> bool:
-    """Tell whether the elements of a space are strings: ``Text``, and own spaces of dtype str such as MiniGrid's."""
+    """Whether the elements of a space are strings: ``Text``, and spaces of dtype str such as MiniGrid's."""
     return isinstance(space, gym.spaces.Text) or (
         getattr(space, "dtype", None) is not None and space.shape is None and np.dtype(space.dtype).kind == "U"
     )
 
 
 class TextAsTokens(gym.ObservationWrapper[Any, Any, Any]):
-    """Shows the texts of an env's observations as token ids.
+    """Replaces the texts of an env's observations by token ids.
 
     Args:
         env: The env.
@@ -69,7 +69,7 @@ class TextAsTokens(gym.ObservationWrapper[Any, Any, Any]):
         self.observation_space = self._space(env.observation_space)
 
     def observation(self, observation: Any) -> Any:
-        """Return an observation with token ids in the place of texts."""
+        """Return an observation with token ids instead of texts."""
         return self._encode(observation, self._texts, self.observation_space, "")
 
     def _space(self, space: gym.Space[Any]) -> gym.Space[Any]:
@@ -104,16 +104,16 @@ class TextAsTokens(gym.ObservationWrapper[Any, Any, Any]):
 
 
 def has_text(space: gym.Space[Any]) -> bool:
-    """Tell whether a space or a part of it is one of texts."""
+    """Whether a space or a part of it is one of texts."""
     parts = getattr(space, "spaces", ())
     return is_text(space) or any(has_text(part) for part in (parts.values() if isinstance(parts, dict) else parts))
 
 
 def encoded(text: str, tokenizer: Tokenizer, length: int, what: str) -> np.ndarray[Any, np.dtype[np.int32]]:
-    """Turn a text into ids, [length] int32, filled up by zeros.
+    """Convert a text to ids, [length] int32, padded with zeros.
 
     Raises:
-        ShapeError: If the text has more ids; names it by ``what``.
+        ShapeError: If the text has more ids; the message calls it ``what``.
 
     >>> encoded("hi", ByteTokenizer(), 4, "mission").tolist()
     [105, 106, 0, 0]
@@ -127,7 +127,7 @@ def encoded(text: str, tokenizer: Tokenizer, length: int, what: str) -> np.ndarr
 
 
 def encode_rows(texts: Sequence[str], config: TextConfig, what: str) -> np.ndarray[Any, np.dtype[np.int32]]:
-    """Turn a text per sub-env into ids, [N, L] int32.
+    """Convert a text per sub-env to ids, [N, L] int32.
 
     Raises:
         ConfigError: If there is no such tokenizer.

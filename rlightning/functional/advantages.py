@@ -19,7 +19,7 @@ def gae(
 ) -> Tensor:
     """Generalised advantage estimates (Schulman et al. 2016, eq. 16).
 
-    Rows on either side of a cut never see each other, not even where one of them holds NaN.
+    Rows on either side of a cut do not affect each other, not even by NaN.
 
     Args:
         rewards: Reward for the action taken at t, [T, N].
@@ -46,12 +46,12 @@ def gae(
 def discounted_returns(
     rewards: Tensor, next_values: Tensor, terminated: Tensor, cut: Tensor, *, gamma: float
 ) -> Tensor:
-    """Discounted sum of the rewards that follow, closed by a bootstrap where the data ends before the episode.
+    """Discounted sum of the following rewards, with a bootstrap where the data end before the episode.
 
     Args:
         rewards: Reward for the action taken at t, [T, N].
         next_values: V(s_{t+1}) of the true next state, [T, N]; read only in cut rows and in the last row.
-        terminated: True where s_{t+1} is terminal, [T, N] bool: nothing follows.
+        terminated: True where s_{t+1} is terminal, [T, N] bool.
         cut: True where an episode ended, [T, N] bool; terminated or truncated.
         gamma: Discount per step, in [0, 1].
 
@@ -75,7 +75,7 @@ def discounted_sums(terms: Tensor, factors: Tensor) -> Tensor:
     operations on the whole block instead of T on one row (Hillis & Steele 1986; Blelloch 1990).
 
     Args:
-        terms: What each row adds, [T, ...] floating point.
+        terms: Term of each row, [T, ...] floating point.
         factors: Weight of the next row, [T, ...]; where it is 0 nothing crosses, not even NaN.
 
     Returns:

@@ -1,6 +1,6 @@
-"""Distributions over actions: what a policy head gives, without the weight of ``torch.distributions``.
+"""Distributions over actions, faster than those of ``torch.distributions``.
 
-Rows are axis 0: B rows, A action dimensions. All random numbers come from the generator that the caller hands in.
+Rows are axis 0: B rows, A action dimensions. All random numbers come from the generator of the caller.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Distribution(Protocol):
         ...
 
     def sample_with_log_prob(self, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """Draw one action per row; also gives their log-probs, [B], for less than ``log_prob`` would take."""
+        """Draw one action per row; return also their log-probs, [B], which takes less time than ``log_prob``."""
         ...
 
     def mode(self) -> Tensor:
@@ -73,7 +73,7 @@ class DiagonalGaussian:
         return torch.empty_like(self.mean).normal_(generator=generator)
 
     def _log_prob_of_noise(self, noise: Tensor) -> Tensor:
-        # sum over A of -z^2 / 2 - log std - log(2 pi) / 2; a number minus a tensor takes longer by its operator
+        # sum over A of -z^2 / 2 - log std - log(2 pi) / 2; the operator of a number minus a tensor is slower
         squares = torch.addcmul(self.log_std, noise, noise, value=0.5).sum(-1)
         return torch.rsub(squares, -noise.shape[-1] * _HALF_LOG_2PI)
 
@@ -86,9 +86,9 @@ class DiagonalGaussian:
 class SquashedGaussian(DiagonalGaussian):
     """A normal distribution squashed by tanh: its values lie in (-1, 1).
 
-    Actions are handed in and out **before** the squashing, as u, because u cannot be recovered from tanh(u) near the
-    bounds; ``squash`` gives tanh(u). Log-probs and entropies are those of tanh(u), in the unit where the
-    bounds are -1 and 1; ``log_prob_in_units`` gives them in other units.
+    Actions are passed and returned **before** the squashing, as u, because u cannot be recovered from tanh(u) near the
+    bounds; ``squash`` returns tanh(u). Log-probs and entropies are those of tanh(u), in the unit where the bounds are
+    -1 and 1; ``log_prob_in_units`` returns them in other units.
     """
 
     __slots__ = ()
@@ -99,7 +99,7 @@ class SquashedGaussian(DiagonalGaussian):
         return torch.tanh(action)
 
     def mode(self) -> Tensor:
-        """Give the median, tanh(mean), as u: the density itself may peak at the bounds."""
+        """Return the median, tanh(mean), as u: the density itself may peak at the bounds."""
         return self.mean
 
     def sample_with_log_prob(self, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,6 @@
-"""Losses of policy-gradient methods and the numbers that tell how an update went.
+"""Losses of policy-gradient methods and diagnostics of an update.
 
-Everything is over rows: [B]. ``log_ratio`` is log pi_new(a|s) - log pi_old(a|s).
+All arguments are over rows: [B]. ``log_ratio`` is log pi_new(a|s) - log pi_old(a|s).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ def clipped_policy_loss(ratio: Tensor, advantages: Tensor, clip_range: float) ->
     Args:
         ratio: pi_new(a|s) / pi_old(a|s), [B].
         advantages: [B].
-        clip_range: How far the ratio may move from 1 with profit.
+        clip_range: Largest change of the ratio from 1 that reduces the loss.
 
     Returns:
         Mean over the rows, a scalar.
@@ -31,14 +31,14 @@ def clipped_policy_loss(ratio: Tensor, advantages: Tensor, clip_range: float) ->
 def value_loss(values: Tensor, returns: Tensor, old_values: Tensor | None = None, clip: float | None = None) -> Tensor:
     """Mean squared error of the values, optionally with PPO's clipping.
 
-    With clipping, a value that moved further than ``clip`` from ``old_values`` gains nothing by having moved
-    (the larger of the two errors counts; from OpenAI Baselines, ppo2).
+    With clipping, the larger one of two errors counts: that of the value, and that of the value within ``clip`` of
+    ``old_values`` (from OpenAI Baselines, ppo2).
 
     Args:
         values: V(s) now, [B].
-        returns: What V(s) should be, [B].
+        returns: Targets of V(s), [B].
         old_values: V(s) before the update, [B]; needed with ``clip``.
-        clip: Largest useful change, in units of the return; None means no clipping.
+        clip: Largest change of a value that reduces its error, in units of the return; None means no clipping.
 
     Returns:
         Mean over the rows, a scalar. There is no factor one half.
@@ -77,7 +77,7 @@ def explained_variance(values: Tensor, returns: Tensor) -> Tensor:
     """Part of the variance of the returns that the values explain: 1 is perfect, 0 no better than a constant.
 
     Returns:
-        A scalar, at most 1; 0 where the returns do not vary, since there is nothing to explain.
+        A scalar, at most 1; 0 where the returns do not vary.
     """
     spread = returns.var(correction=0)
     unexplained = (returns - values).var(correction=0)

@@ -1,4 +1,4 @@
-"""How an option changes over a run."""
+"""Schedules of options over a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def anneal(schedule: Schedule, progress: float) -> float:
 
     Args:
         schedule: "constant" is 1 throughout; "linear" goes from 1 to 0.
-        progress: Part of the run that is over; clamped to [0, 1].
+        progress: Finished part of the run; clamped to [0, 1].
 
     >>> anneal("linear", 50 / 100)
     0.5

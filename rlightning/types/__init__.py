@@ -1,4 +1,4 @@
-"""What flows between the rooms."""
+"""The data that flow between the rooms."""
 
 from rlightning.types.batch import BatchedData
 from rlightning.types.env import EnvMeta, EnvRet

@@ -11,9 +11,9 @@ T_co = TypeVar("T_co", covariant=True)
 
 @dataclass(slots=True)
 class BatchedData(Generic[T_co]):
-    """Items keyed by the env worker that they belong to.
+    """Items by the env worker that they belong to.
 
-    The items are results or futures of results: a batch can be passed on without being opened.
+    The items are results or futures of results: a batch can be passed on unopened.
 
     Attributes:
         env_ids: Id of the env worker of each item: its index in an ``EnvGroup``, else any hashable value.

@@ -1,4 +1,4 @@
-"""What env workers hand out: the description of an env, and the result of a reset or a step."""
+"""The data of env workers: the description of an env, and the result of a reset or a step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlightning.types.tree import Tree
 
 @dataclass(frozen=True, slots=True)
 class EnvMeta:
-    """What a policy must know of its envs before the first step.
+    """The description of envs that policies are built for.
 
     Attributes:
         name: The env's name, such as ``HalfCheetah-v5``.
@@ -37,20 +37,19 @@ class EnvRet:
     On the env's side the leaves are numpy arrays; a policy's ``rollout_step`` gets tensors on its device.
 
     Attributes:
-        observation: What to act on next, [N, ...].
+        observation: Observation for the next action, [N, ...].
         reward: Reward of the step that led here, [N] float32; 0 after a reset.
         terminated: The step that led here ended the episode in a terminal state, [N] bool.
-        truncated: The step that led here was cut by a time limit or the like, [N] bool. Never the same as terminated.
+        truncated: The step that led here was cut off by a time limit or the like, [N] bool.
         is_reset: The observation comes from a reset and not from acting: no transition led here, [N] bool. True
-            everywhere after ``reset``, and in the row that an env with next-step autoreset spends on resetting.
-        final_observation: The true last observation where terminated or truncated, [N, ...]; other rows carry no
-            meaning. None where no row ended.
-        info: Further arrays by name, [N, ...]. Envs of Gymnasium give, where an episode ended, the numbers that are
-            logged, with NaN in the other rows, and else nothing.
+            everywhere after ``reset``, and in the row in which an env with next-step autoreset resets.
+        final_observation: The true last observation where terminated or truncated, [N, ...]; other rows have no
+            meaning. None if no row ended.
+        info: Further arrays by name, [N, ...]. Envs of Gymnasium return the logged numbers where an episode ended, with
+            NaN in the other rows.
         is_first: The observation is the first of an episode, [N] bool, whatever the autoreset of the env; on the env's
-            side None where no row is. A request also marks the rows of an env worker that asks a policy with
-            ``is_stateful`` for the first time.
-        env_id: Id of the env worker of each row, [N] int64; only in the request that ``rollout_step`` gets.
+            side None if no row is. Also the first request of an env worker to a policy with ``is_stateful``.
+        env_id: Id of the env worker of each row, [N] int64; only in requests to ``rollout_step``.
         row: Index of the sub-env of each row among those of its worker, [N] int64; likewise.
         evaluation: Whether the request belongs to an evaluation, whose envs have ids of their own; likewise.
     """
@@ -74,7 +73,7 @@ class EnvRet:
 
     @property
     def ended(self) -> Any:
-        """Where an episode ended with the step that led here, [N] bool."""
+        """Whether the step that led here ended an episode, [N] bool."""
         return self.terminated | self.truncated
 
     @classmethod

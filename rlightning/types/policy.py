@@ -1,4 +1,4 @@
-"""What a policy answers."""
+"""The response of a policy."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ class PolicyResponse:
     """The answer of a policy to the N rows of one request, batch first.
 
     Attributes:
-        action: The action that belongs to the log-prob, [N, ...]; this is what the buffer keeps.
-        env_action: The action that the env receives where it is another one (clipped, shifted), [N, ...].
-        extras: Further tensors to keep beside the action, by name, [N, ...]: ``log_prob`` and the like. Several that
-            belong together may be a dict of them.
-        version: The version of the weights that acted; written by the framework.
+        action: The action of the log-prob, [N, ...]; the buffer stores it.
+        env_action: The action for the env if it differs (clipped, shifted), [N, ...].
+        extras: Further tensors that the buffer stores, by name, [N, ...]: ``log_prob`` and the like, or dicts of such.
+        version: The version of the weights that acted; set by the framework.
     """
 
     action: Tree
@@ -27,5 +26,5 @@ class PolicyResponse:
 
     @property
     def action_for_env(self) -> Tree:
-        """The action to step the env with."""
+        """The action of the next step of the env."""
         return self.action if self.env_action is None else self.env_action

@@ -1,8 +1,8 @@
 """``TensorDict``, imported without torch's compiler.
 
-While tensordict is imported it tells torch's compiler how to treat a few of its functions, and the first word to the
-compiler loads all of it. That takes as long as loading torch, in every process that learns, and few runs compile
-anything. So what it says is kept here, and ``tell_compiler`` passes it on.
+When tensordict is imported, it marks a few of its functions for torch's compiler, and the first mark loads the
+compiler. That takes as long as loading torch, in every process that learns, and few runs compile anything. So the marks
+are stored here, and ``tell_compiler`` sets them.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import torch
 __all__ = ["TensorDict", "tell_compiler"]
 
 _untold: list[tuple[Callable[[Any], Any], Any]] | None = []
-"""What was said of which function, in order; None once the compiler was told."""
+"""Marks and their functions, in order; None once the compiler has them."""
 
 
 def tell_compiler() -> None:
-    """Let torch's compiler know what tensordict says of its functions; for whoever compiles."""
+    """Set the marks of tensordict's functions; to be called before the compiler is used."""
     global _untold
     said, _untold = _untold or [], None
     for tell, function in said:
@@ -30,7 +30,7 @@ def tell_compiler() -> None:
 
 
 def _keep(tell: Callable[[Any], Any], function: Any) -> Any:
-    # Both marks are left on the function itself, which comes back as it is: it does not matter when that is done.
+    # Both marks are attributes of the function, which is returned as it is: they may be set at any time.
     if _untold is None:
         return tell(function)
     _untold.append((tell, function))
@@ -39,7 +39,7 @@ def _keep(tell: Callable[[Any], Any], function: Any) -> Any:
 
 @contextmanager
 def _compiler_left_alone() -> Iterator[None]:
-    """Keep what is said to the compiler, unless it is there already."""
+    """Store marks for the compiler, unless it is loaded already."""
     marks = {name: getattr(torch.compiler, name) for name in ("allow_in_graph", "assume_constant_result")}
     if "torch._dynamo" not in sys.modules:
         for name, tell in marks.items():

@@ -12,7 +12,7 @@ from rlightning.types.tree import Tree, tree_map
 
 
 def owned_tensor(leaf: Any, device: str = "cpu") -> torch.Tensor:
-    """Copy an array or tensor into a tensor on ``device`` that nobody else holds."""
+    """Copy an array or tensor into a tensor on ``device`` that shares no memory."""
     if type(leaf) is np.ndarray:
         tensor = torch.from_numpy(leaf.copy())
         return tensor if device == "cpu" else tensor.to(device)
@@ -23,8 +23,8 @@ def concat_rows(trees: Sequence[Tree], device: str = "cpu") -> Tree:
     """Join trees of arrays along axis 0 into owned tensors on ``device``.
 
     Raises:
-        ValueError, TypeError, KeyError, RuntimeError: If they differ in anything else than the number of rows. A
-            difference of dtypes would otherwise be joined to a third one.
+        ValueError, TypeError, KeyError, RuntimeError: If they differ in anything but the number of rows. Two dtypes
+            would be promoted to a third one otherwise.
     """
     first = trees[0]
     if len(trees) == 1:

@@ -9,11 +9,11 @@ import numpy as np
 
 
 class TokenIds(gym.spaces.MultiDiscrete):
-    """Token ids of a text: L numbers from 0 to ``vocabulary - 1``, int32; 0 fills up what a short text leaves.
+    """Token ids of a text: L numbers from 0 to ``vocabulary - 1``, int32; short texts are padded with 0.
 
     Args:
         length: L.
-        vocabulary: Number of different ids, that of the filling included.
+        vocabulary: Number of different ids, including 0.
     """
 
     def __init__(self, length: int, vocabulary: int) -> None:

@@ -1,6 +1,6 @@
 """Maps over nested arrays: an observation may be one array or a dict or tuple of them.
 
-Nothing here imports torch, so that an env worker whose simulator does not need it starts without.
+Nothing here imports torch, so that env workers start without it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def tree_map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
     {'x': 11, 'y': (22, 33)}
     """
     if type(tree) is np.ndarray or not isinstance(tree, _BRANCHES):
-        # Most trees are one array: this comes first, since it is asked several times per env step.
+        # First, since most trees are one array.
         return function(tree, *others)
     if isinstance(tree, dict):
         if any(len(other) != len(tree) for other in others):
@@ -47,18 +47,18 @@ def tree_leaves(tree: Tree) -> list[Any]:
 
 
 def is_tensor(leaf: Any) -> bool:
-    """Tell whether a leaf is a tensor of torch; where nobody has imported torch there are none."""
+    """Whether a leaf is a tensor of torch; without torch imported there are none."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(leaf, torch.Tensor)
 
 
 def to_host(leaf: Any) -> Any:
-    """Turn a tensor into the array that shares its memory (after one copy off a device); others pass."""
+    """Return the array that shares a tensor's memory (a copy if the tensor is on a device); other leaves pass."""
     return leaf.numpy(force=True) if is_tensor(leaf) else leaf
 
 
 def to_numpy(tree: Tree) -> Tree:
-    """Turn every tensor of a tree into a numpy array."""
+    """Replace every tensor of a tree by a numpy array."""
     return tree_map(to_host, tree)
 
 
