@@ -128,6 +128,11 @@ class WeightBufferConfig(FiniteSection):
     on_mismatch: Literal["error", "log"] = "error"
     """What a difference does: end the run, or just write it into the log."""
 
+    @property
+    def ends_on_mismatch(self) -> bool:
+        """Whether a difference ends the run."""
+        return self.on_mismatch == "error"
+
 
 class OptimConfig(FiniteSection):
     """The optimizer; its learning rate is ``train.lr``."""
@@ -176,6 +181,16 @@ class PolicyConfig(FiniteSection):
     eval_num_gpus: float = Field(0.0, ge=0)
     """GPUs of each eval policy; above 0 it computes on a GPU."""
 
+    @property
+    def is_async(self) -> bool:
+        """Whether ``rollout_step`` may be a coroutine, whose requests overlap."""
+        return self.rollout_mode == "async"
+
+    @property
+    def prefers_own_node(self) -> bool:
+        """Whether sync requests go to eval policies of the env worker's node."""
+        return self.router_type == "node_affinity" and not self.is_async
+
 
 class TrainConfig(FiniteSection):
     """The training loop. One epoch is: collect, learn, publish."""
@@ -213,6 +228,11 @@ class TrainConfig(FiniteSection):
     """Threads of torch while a train policy learns; null means ``torch_threads``. More than one pays for large
     minibatches or networks on cores that nothing else uses; where the cores are busy it costs many times more than it
     saves."""
+
+    @property
+    def is_ddp(self) -> bool:
+        """Whether an algorithm's ``wrap_with_ddp`` is called also where there is one train policy."""
+        return self.parallel == "ddp"
 
 
 class BufferConfig(FiniteSection):

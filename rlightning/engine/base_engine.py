@@ -183,7 +183,7 @@ class BaseEngine(ABC):
         self._pushes += 1
         buffer = self.config.policy.weight_buffer
         if buffer.verify_interval and self._pushes % buffer.verify_interval == 0:
-            self._verify(version, raises=buffer.on_mismatch == "error")
+            self._verify(version, raises=buffer.ends_on_mismatch)
         return version
 
     def _verify(self, version: int, *, raises: bool) -> None:
@@ -269,8 +269,8 @@ class BaseEngine(ABC):
     def _tell_of_a_longer_schedule(self, epochs: int) -> None:
         """Log what another number of epochs does to a learning rate that falls over the run."""
         train, schedule = self.config.train, self.config.policy.optim_cfg.schedule
-        if epochs != train.max_epochs and schedule != "constant":
-            rates = [train.lr * anneal(schedule, self.epoch / total) for total in (epochs, train.max_epochs)]
+        rates = [train.lr * anneal(schedule, self.epoch / total) for total in (epochs, train.max_epochs)]
+        if rates[0] != rates[1]:
             logger.warning(
                 "train.max_epochs is %d and was %d: with policy.optim_cfg.schedule=%s the learning rate after epoch %d "
                 "is %.3g, where it would have been %.3g; train.lr=... sets the rate that the schedule starts from",

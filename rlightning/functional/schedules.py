@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 Schedule = Literal["constant", "linear"]
+_FACTORS: dict[Schedule, Callable[[float], float]] = {
+    "constant": lambda _: 1.0,
+    "linear": lambda progress: 1.0 - progress,
+}
 
 
 def anneal(schedule: Schedule, progress: float) -> float:
@@ -17,4 +22,4 @@ def anneal(schedule: Schedule, progress: float) -> float:
     >>> anneal("linear", 50 / 100)
     0.5
     """
-    return 1.0 if schedule == "constant" else 1.0 - min(max(progress, 0.0), 1.0)
+    return _FACTORS[schedule](min(max(progress, 0.0), 1.0))

@@ -8,7 +8,7 @@ import platform
 import re
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
@@ -170,11 +170,11 @@ class RunFolder:
         log = self.config.log
         # Runs that share a folder have one each, since a resumed run removes points.
         folder = Path(log.log_dir).expanduser() / self.name if log.log_dir else self.path
-        services: list[MetricSink] = []
-        if "tensorboard" in log.backend:
-            services.append(TensorBoardSink(folder / "tensorboard", resumed_at))
-        if "wandb" in log.backend:
-            services.append(WandbSink(log, self.name, folder, self.config.model_dump(mode="json")))
+        known: dict[str, Callable[[], MetricSink]] = {
+            "tensorboard": lambda: TensorBoardSink(folder / "tensorboard", resumed_at),
+            "wandb": lambda: WandbSink(log, self.name, folder, self.config.model_dump(mode="json")),
+        }
+        services = [known[name]() for name in dict.fromkeys(log.backend)]
         local = JsonlSink(self.metrics_path)
         if resumed_at is not None:
             local.mark_resumed(resumed_at)

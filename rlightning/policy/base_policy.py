@@ -139,7 +139,7 @@ class BasePolicy(nn.Module, ABC):
         self._weight_import = WeightImport(self, self._what_acts, self._gate, self._timer, loads_plainly=is_plain)
         postprocesses = not _is_inherited(type(self), "postprocess")
         self._answering = Answering(type(self), self._gate, self._timer, postprocesses=postprocesses)
-        if self.rollout_mode == "sync" and is_coroutine(type(self).rollout_step):
+        if not config.is_async and is_coroutine(type(self).rollout_step):
             raise ConfigError(f"{type(self).__name__}.rollout_step is a coroutine: set policy.rollout_mode=async")
         self._attributes = framework_attributes(self, BasePolicy)  # as an author must leave them
         self._frame = frozenset(vars(self))
@@ -297,7 +297,7 @@ class BasePolicy(nn.Module, ABC):
         build_networks(self, BasePolicy, training=False)
         require_registered(self)
         self._weight_import.forgive()
-        if self.rollout_mode == "async":
+        if self.config.is_async:
             self._answering.start_coroutines(f"{type(self).__name__} rollouts")
         self.is_init = True
 
@@ -328,7 +328,7 @@ class BasePolicy(nn.Module, ABC):
 
     def check_idle(self) -> None:
         """Return when the policy is free; a sync policy works through one call at a time, so that is now."""
-        if self.rollout_mode == "async":
+        if self.config.is_async:
             raise AsyncRolloutError("check_idle is for sync rollouts; with async rollouts use get_num_requests")
 
     def get_num_requests(self) -> int:

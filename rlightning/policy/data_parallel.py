@@ -86,7 +86,7 @@ class DataParallel:
         self.start_equal(policy, networks_only=True)
         self._is_outdated = False
         wrap = getattr(policy, "wrap_with_ddp", None)
-        self._is_wrapped = wrap is not None and (self.peers.size > 1 or policy.train_config.parallel == "ddp")
+        self._is_wrapped = wrap is not None and (self.peers.size > 1 or policy.train_config.is_ddp)
         if wrap is None or not self._is_wrapped:
             self._average_over_peers(policy)
             return

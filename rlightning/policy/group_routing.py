@@ -43,8 +43,8 @@ class GroupRouting:
             weights: Knows which version a request has to wait for: new weights and requests come by different channels.
         """
         self._members, self._weights = members, weights
-        self._is_async = config.rollout_mode == "async"
-        self._by_node = config.router_type == "node_affinity" and not self._is_async
+        self._is_async = config.is_async
+        self._by_node = config.prefers_own_node
         self._env_nodes: tuple[str, ...] = ()
         self._router: Router = LoadRouter() if self._is_async else SimpleRouter()
         self._is_stateful: bool | None = None  # None: not asked yet

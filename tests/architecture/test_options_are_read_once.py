@@ -14,16 +14,6 @@ READERS = ("assembly/", "configuring/", "config.py")
 LEAVES = ("algorithms/", "models/", "simulators/")
 """What users choose by name; each reads its own options."""
 REMAINING = {
-    ("engine/base_engine.py", "schedule != 'constant'"),
-    ("engine/base_engine.py", "buffer.on_mismatch == 'error'"),
-    ("functional/schedules.py", "schedule == 'constant'"),
-    ("observability/run_folder.py", "'tensorboard' in log.backend"),
-    ("observability/run_folder.py", "'wandb' in log.backend"),
-    ("policy/base_policy.py", "self.rollout_mode == 'async'"),
-    ("policy/base_policy.py", "self.rollout_mode == 'sync'"),
-    ("policy/data_parallel.py", "policy.train_config.parallel == 'ddp'"),
-    ("policy/group_routing.py", "config.rollout_mode == 'async'"),
-    ("policy/group_routing.py", "config.router_type == 'node_affinity'"),
     ("policy/group_weights.py", "config.weight_buffer.buffer_strategy != 'Sharded'"),
     ("policy/group_weights.py", "config.weight_buffer.transport == 'auto'"),
     ("policy/group_weights.py", "weight_carrier(config) == 'object_store'"),
