@@ -123,6 +123,9 @@ class WeightBufferConfig(FiniteSection):
     """How weights travel between processes: by Ray's object store, or by a broadcast in a communication group (nccl or
     gloo). "auto" broadcasts where both roles have GPUs; else it takes memory that the processes of a node share, and
     the object store between nodes."""
+    bucket_mb: float = Field(256.0, gt=0)
+    """Megabytes that weights travel in at a time; a larger tensor travels by itself. With "None" no policy holds more
+    than that beside its weights, unless it has a ``load_state_dict`` of its own, which gets all weights at once."""
     verify_interval: int = Field(0, ge=0)
     """Every so many pushes, compare what every eval policy acts with with the learner's, bit for bit; 0 means never."""
     on_mismatch: Literal["error", "log"] = "error"

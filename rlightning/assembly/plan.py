@@ -15,8 +15,9 @@ from rlightning.errors import ConfigError, Problem
 from rlightning.placement import Cluster, Plan, WorkerRequest, choose_strategy
 from rlightning.placement.pools import as_pools
 from rlightning.placement.request import OPTIONS, shard_count
-from rlightning.policy.group_weights import uses_node_memory, weight_carrier
+from rlightning.policy.group_weights import broadcasts_weights, uses_node_memory
 from rlightning.runtime.spawn import WorkerSpec
+from rlightning.weights.topology import strategy_named
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +45,9 @@ class WeightWay:
         return cls(
             strategy,
             is_paired,
-            is_broadcast=weight_carrier(policy) == "collective",
+            is_broadcast=broadcasts_weights(policy),
             by_node_memory=uses_node_memory(policy),
-            is_per_node=strategy in ("Shared", "Sharded"),
+            is_per_node=strategy_named(strategy).is_per_node,
         )
 
 

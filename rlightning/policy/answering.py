@@ -139,7 +139,7 @@ def _require_weights(policy: BasePolicy) -> None:
     if policy.version < 0 or not policy.is_init:
         policy._require_init("rollout")
         raise ProtocolError("no weights have come yet: call PolicyGroup.sync_weights before the first rollout")
-    if policy._weight_import.failure is not None:
+    if policy._weight_port.failure is not None:
         policy.wait_for_weight_update_done()
     if policy._memory.offloaded:
         policy._memory.require(Part.MODEL, to="act")

@@ -19,7 +19,6 @@ from rlightning.config import OptimConfig, PolicyConfig, Section, TrainConfig
 from rlightning.distributed import Communicator, Group, ParallelMode
 from rlightning.errors import ConfigError, ProtocolError
 from rlightning.observability.timer import Timer
-from rlightning.policy.acting import Acting
 from rlightning.policy.answering import EVALUATES, Answering
 from rlightning.policy.author_checks import check_class, framework_attributes, require_registered
 from rlightning.policy.compilation import compile_at_first_call
@@ -32,13 +31,13 @@ from rlightning.policy.networks import build_networks, device_of, set_mode
 from rlightning.policy.optimizers import Built, built_options
 from rlightning.policy.tensors import PolicyTensors, as_tensors
 from rlightning.policy.training_state import clone_checkpoint_value, load_whole_state, whole_state
-from rlightning.policy.weight_export import WeightExport
-from rlightning.policy.weight_import import WeightImport
 from rlightning.runtime import own_location
 from rlightning.types import EnvMeta, EnvRet, PolicyResponse
-from rlightning.weights.bundle import Bundle, BundlePart, digests, flatten_names, norms, split
+from rlightning.weights.comparison import digests, norms
 from rlightning.weights.gate import RolloutGate
-from rlightning.weights.layout import Layout, NamedTensors
+from rlightning.weights.layout import Bucket, NamedTensors, flatten_names
+from rlightning.weights.port import WeightPort
+from rlightning.weights.topology import KEPT_ON_DEVICE
 from rlightning.weights.version_buffer import VersionBuffer
 
 if TYPE_CHECKING:
@@ -131,13 +130,19 @@ class BasePolicy(nn.Module, ABC):
         self._gate = RolloutGate(functools.partial(self._timer.measure, "wait"))
         self._steady = threading.RLock()  # weights may be sent by another thread, and never in the midst of learning
         self._memory = memory_of(self.device)
-        lists_plainly = _is_inherited(type(self), "get_trainable_parameters")
-        self._tensors = PolicyTensors(self, lists_plainly=lists_plainly)
-        self._what_acts = Acting(self)
-        self._weight_export = WeightExport(self, self._what_acts, self._timer)
-        is_plain = lists_plainly and _is_inherited(type(self), "load_state_dict")
-        self._weight_import = WeightImport(self, self._what_acts, self._gate, self._timer, loads_plainly=is_plain)
-        postprocesses = not _is_inherited(type(self), "postprocess")
+        lists_plainly = is_inherited(type(self), BasePolicy.get_trainable_parameters)
+        loads_plainly = lists_plainly and is_inherited(type(self), BasePolicy.load_state_dict)
+        self._tensors = PolicyTensors(self, lists_plainly=lists_plainly, loads_plainly=loads_plainly)
+        self._weight_port = WeightPort(
+            self._tensors,
+            self._gate,
+            self._timer,
+            self._steady,
+            functools.partial(self._communicator.group, ParallelMode.WEIGHT_TRANSFER),
+            bucket_bytes=int(1e6 * config.weight_buffer.bucket_mb),
+            buffers_on_device=KEPT_ON_DEVICE[config.weight_buffer.type],
+        )
+        postprocesses = not is_inherited(type(self), BasePolicy.postprocess)
         self._answering = Answering(type(self), self._gate, self._timer, postprocesses=postprocesses)
         if not config.is_async and is_coroutine(type(self).rollout_step):
             raise ConfigError(f"{type(self).__name__}.rollout_step is a coroutine: set policy.rollout_mode=async")
@@ -234,7 +239,7 @@ class BasePolicy(nn.Module, ABC):
         own, given = flatten_names(as_tensors(self.get_trainable_parameters())), flatten_names(as_tensors(state_dict))
         if not self._tensors.lists_plainly:
             self._tensors.require_live(own)
-        self._weight_import.copy_in(own, given, self._who)
+        self._weight_port.copy_in(own, given, self._who)
 
     def extra_training_state(self) -> dict[str, Any]:
         """Return what else a resumed run needs besides modules, optimizers, counters and the generator."""
@@ -296,7 +301,7 @@ class BasePolicy(nn.Module, ABC):
         self.version = -1
         build_networks(self, BasePolicy, training=False)
         require_registered(self)
-        self._weight_import.forgive()
+        self._weight_port.failure = None
         if self.config.is_async:
             self._answering.start_coroutines(f"{type(self).__name__} rollouts")
         self.is_init = True
@@ -353,7 +358,7 @@ class BasePolicy(nn.Module, ABC):
     ) -> list[PolicyResponse]:
         """Answer several env workers by one forward pass, once version ``at_least`` of the weights is in force."""
         if self.version < at_least:
-            self._weight_import.wait_for_version(at_least)
+            self._weight_port.wait_for_version(at_least)
         return self._answering.answer(self, env_rets, evaluation, deterministic, env_ids)
 
     def _postprocess(self, env_ret: EnvRet | None = None, policy_resp: PolicyResponse | None = None) -> Any:
@@ -362,123 +367,75 @@ class BasePolicy(nn.Module, ABC):
 
     # Weights: PolicyGroup calls these; rlightning.weights.delivery says in full what a sender and a receiver do
 
-    def weight_layout(self) -> Layout:
-        """Say where each tensor that acts lies in the bytes that travel."""
-        return self._what_acts.look().layout
-
-    def export_bundle(self) -> Bundle:
+    def export_bundle(self) -> Bucket:
         """Copy all that acts, with its version."""
         self._require_init("export_bundle")
-        with self._steady:
-            return self._weight_export.bundle()
+        return self._weight_port.read()
 
-    def import_bundle(self, bundle: Bundle) -> int:
-        """Put a bundle in force between two requests, or keep the old one and raise; gives its version."""
+    def import_bundle(self, bundle: Bucket) -> int:
+        """Put a bundle in force between two requests, or keep the old one and raise; returns its version."""
         self._require_init("import_bundle")
-        return self._weight_import.put_in_force(bundle)
+        return self._weight_port.put_in_force(bundle)
 
-    def send_weights(self, receivers: Sequence[Any], shared_weight_buffer: VersionBuffer | None = None) -> Bundle | int:
-        """Give a copy of all that acts, or write it into a buffer that others map; see ``Sender.send_weights``."""
+    def send_weights(
+        self, receivers: Sequence[Any], shared_weight_buffer: VersionBuffer | None = None, bucket: int | None = None
+    ) -> Bucket | int:
+        """Return a copy of all that acts, or write it into memory that others map; see ``Sender.send_weights``."""
         self._require_init("send_weights")
-        with self._steady:
-            return self._weight_export.send(receivers, shared_weight_buffer)
+        if shared_weight_buffer is not None or not receivers:
+            self._weight_port.fill(shared_weight_buffer, bucket or 0)
+        if not receivers:
+            return self.version
+        return self.export_bundle() if bucket is None else self._weight_port.read(bucket)
 
-    def send_weight_parts(self, count: int) -> list[BundlePart]:
-        """Give the weights in parts of nearly equal size, one for each of ``count`` receivers."""
-        return split(self.export_bundle(), count)
-
-    def broadcast_weights(self) -> int:
-        """Send the weights to all members of the group of this sender, each of which calls ``recv_weights()``."""
-        self._require_init("broadcast_weights")
-        return self._weight_export.broadcast()
-
-    def recv_weights(self, payload: Bundle | BundlePart | None = None) -> int:
+    def recv_weights(self, payload: Bucket | None = None) -> int:
         """Take weights into the buffer, or without one into force; see ``Receiver.recv_weights``."""
-        return self._weight_import.receive(payload)
+        if payload is None:
+            return self._weight_port.receive_broadcast()
+        is_whole_and_direct = payload.is_whole and not self._weight_port.is_buffered
+        return self.import_bundle(payload) if is_whole_and_direct else self._weight_port.write(payload)
+
+    def send_weights_ipc(self) -> Bucket | int:
+        """Return the weights for a policy beside this one."""
+        return self.send_weights(["the policy beside this one"])
+
+    def recv_weights_ipc(self, payload: Bucket | None, share: tuple[int, int] | None = None) -> int:
+        """Take weights out of memory that a sender of this node writes into; see ``Receiver.recv_weights_ipc``."""
+        self._require_init("recv_weights_ipc")
+        return self._weight_port.receive(share) if payload is None else self.recv_weights(payload)
 
     def init_weight_buffer(self, shared_weight_buffer: VersionBuffer | None = None) -> None:
         """Let weights go into a buffer first, in force with the next update; see ``Receiver.init_weight_buffer``."""
         if self.role_type is not PolicyRole.EVAL:
             raise ProtocolError(f"weight buffers are for policies of role 'eval'; this one is {self.role_type.value!r}")
         self._require_init("init_weight_buffer")
-        self._weight_import.use_buffer(shared_weight_buffer)
-
-    def end_weight_buffer(self) -> None:
-        """Let weights go straight in again, whatever buffer was in use."""
-        self._weight_import.end_buffer()
-
-    def may_share_memory(self) -> bool:
-        """Tell whether weights may come and go by memory of a node; not where an author sends or receives otherwise."""
-        names = ("send_weights", "recv_weights", "import_bundle", "export_bundle")
-        return all(_is_inherited(type(self), name) for name in names)
-
-    def share_weight_buffer(self, parts: int = 1, copies: int = 2) -> VersionBuffer:
-        """Make a buffer that the policies of this node can map; see ``Sharer.share_weight_buffer``."""
-        self._require_init("share_weight_buffer")
-        return self._weight_import.make_buffer(parts, copies)
-
-    def map_weight_buffer(self, shared_weight_buffer: VersionBuffer) -> None:
-        """Map a buffer of this node now, to write into it later, or to copy out of it; see ``Sharer``."""
-        self._require_init("map_weight_buffer")
-        if self.role_type is PolicyRole.TRAIN:
-            self._weight_export.map(shared_weight_buffer)
-        else:
-            self._weight_import.map(shared_weight_buffer)
-
-    def unlink_weight_buffer(self) -> None:
-        """Say that all have mapped the buffer: nothing of it is left behind when they end."""
-        self._weight_import.unlink_buffer()
-        self._weight_export.unlink_buffer()
+        self._weight_port.use(shared_weight_buffer)
 
     def update_weights_from_buffer(self) -> None:
         """Put the newest complete weights of the buffer in force, between two requests."""
-        self._weight_import.update_from_buffer()
+        self._weight_port.update_from_buffer()
 
     def update_weights(self) -> None:
         """Follow announcements until the policy is gone; runs in a thread where a weight buffer is in use."""
-        self._weight_import.run_updater()
-
-    def forget_version(self) -> None:
-        """Take the next bundle whatever its version, as after going back to a checkpoint; until then admit nobody."""
-        with self._gate.update():
-            self.version = -1
+        self._weight_port.run_updater()
 
     def notify_update_weights(self) -> None:
         """Announce new weights; without a weight buffer they are in force already."""
-        self._weight_import.announce()
+        self._weight_port.announce()
 
     def wait_for_weight_update_done(self, timeout: float | None = None) -> bool:
         """Wait until the latest announced weights are in force; see ``Receiver.wait_for_weight_update_done``."""
-        return self._weight_import.wait(timeout)
+        return self._weight_port.wait(timeout)
 
     def get_param_fingerprint(self) -> dict[str, float]:
-        """Give the L2 norm of each tensor that acts, by ``module.name``."""
+        """Return the L2 norm of each tensor that acts, by ``module.name``."""
         self._require_init("get_param_fingerprint")
         return norms(flatten_names(self._tensors.acting()))
 
     def get_bundle_digest(self) -> tuple[int, dict[str, str]]:
-        """Give the version and an exact digest of each tensor that acts: bits, dtype and shape."""
+        """Return the version and an exact digest of each tensor that acts: bits, dtype and shape."""
         self._require_init("get_bundle_digest")
         return self.version, digests(flatten_names(self._tensors.acting()))
-
-    def send_weights_ipc(self) -> VersionBuffer:
-        """Give a handle of memory that holds the weights, for a policy beside this one."""
-        self._require_init("send_weights_ipc")
-        with self._steady:
-            return self._weight_export.hand_over()
-
-    def end_hand_over(self) -> None:
-        """Make new memory for the next handle, because another policy will get it."""
-        self._weight_export.end_hand_over()
-
-    def recv_weights_ipc(self, payload: VersionBuffer | None, part: int | None = None) -> int:
-        """Take weights out of memory that a sender of this node writes into; see ``Receiver.recv_weights_ipc``."""
-        self._require_init("recv_weights_ipc")
-        try:
-            return self._weight_import.receive_memory(payload, part)
-        finally:
-            if payload is not None:
-                payload.unlink()
 
     # Memory
 
@@ -648,6 +605,6 @@ class AsyncRolloutError(ProtocolError, AssertionError):
     """A call that is only for sync rollouts."""
 
 
-def _is_inherited(cls: type[BasePolicy], method: str) -> bool:
-    """Tell whether a class leaves a method as it is in ``BasePolicy``; Ray wraps all methods of an actor."""
-    return inspect.unwrap(getattr(cls, method)) is getattr(BasePolicy, method)
+def is_inherited(cls: type[Any], method: Callable[..., Any]) -> bool:
+    """Whether a class leaves a method of ``BasePolicy`` as it is; Ray wraps all methods of an actor."""
+    return inspect.unwrap(getattr(cls, method.__name__, None)) is method  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from rlightning.distributed import Communicator, GradientAverage, Group, Paralle
 from rlightning.errors import ConfigError, ProtocolError, WeightSyncError
 from rlightning.policy.optimizers import optimized
 from rlightning.policy.tensors import Held
-from rlightning.weights.bundle import digests
+from rlightning.weights.comparison import digests
 
 if TYPE_CHECKING:
     from rlightning.policy.base_policy import BasePolicy

@@ -12,6 +12,8 @@ from rlightning.policy.group_weights import GroupWeights
 from rlightning.policy.members import Members
 from rlightning.policy.training_state import check_extra_training_state, load_own_state, own_state
 from rlightning.runtime import gather
+from rlightning.weights.delivery import PORT
+from rlightning.weights.port import WeightPort
 
 _OF_AN_ACTOR = ("role", "generator", "evaluation_generator", "global_generators", "extra", "known_envs")
 """What is an eval policy's own; what it acts with is the learner's."""
@@ -99,7 +101,8 @@ class GroupState:
         weights, members = self._weights, self._members
         weights.settle()
         self._routing.settle()
-        members.call(members.actors, BasePolicy.forget_version)
+        ports = [handle.part(PORT) for handle in members.policies(members.actors)]
+        members.call(ports, WeightPort.forget_version)
         version = weights.send()
         weights.announce()
         weights.wait(60.0)

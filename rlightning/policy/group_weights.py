@@ -5,18 +5,22 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rlightning.config import PolicyConfig
-from rlightning.errors import ConfigError, PlacementError, WeightSyncError, WorkerError
-from rlightning.policy.base_policy import BasePolicy
-from rlightning.policy.members import Members
-from rlightning.runtime import WorkerHandle, gather
-from rlightning.weights.bundle import Mismatch, differences
-from rlightning.weights.carriers import CARRIERS
-from rlightning.weights.delivery import Delivery, can_share
-from rlightning.weights.sync import WEIGHT_SYNCS, ColocatedSync, WeightSync
-from rlightning.weights.topology import build_transfer_info_for_colocated, build_transfer_info_for_disaggregated
+from rlightning.errors import PlacementError, ProtocolError, WeightSyncError, WorkerError
+from rlightning.policy.base_policy import BasePolicy, is_inherited
+from rlightning.policy.members import NO_LEARNER, Members
+from rlightning.runtime import WorkerHandle
+from rlightning.weights.comparison import Mismatch, differences
+from rlightning.weights.delivery import CHANNEL, Delivery
+from rlightning.weights.sync import WeightSync, by_broadcast, by_handle, by_object_store
+from rlightning.weights.topology import (
+    build_transfer_info_for_colocated,
+    build_transfer_info_for_disaggregated,
+    strategy_named,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -29,22 +33,44 @@ _PREPARED: dict[int, int] = {}
 """For each policy, by ``_identity``, the number of its last preparation by a group of this process."""
 
 
-def weight_carrier(config: PolicyConfig) -> str:
-    """Choose how weights travel between nodes: by broadcast between accelerators, else by the object store.
+_BROADCASTS: dict[str, bool | None] = {"auto": None, "object_store": False, "collective": True}
+"""Whether ``policy.weight_buffer.transport`` asks for a broadcast; None leaves it to the devices."""
 
-    Parts of "Sharded" go to one receiver each, which is no broadcast.
+
+def broadcasts_weights(config: PolicyConfig) -> bool:
+    """Whether weights travel by a broadcast, as they do between accelerators, and not by the object store.
+
+    Shares go to one receiver each, which is no broadcast.
     """
-    chosen = config.weight_buffer.transport
-    if chosen == "auto":
-        on_accelerators = config.train_num_gpus > 0 and config.eval_num_gpus > 0
-        is_whole = config.weight_buffer.buffer_strategy != "Sharded"
-        chosen = "collective" if on_accelerators and is_whole else "object_store"
-    return chosen
+    chosen = _BROADCASTS[config.weight_buffer.transport]
+    if chosen is not None:
+        return chosen
+    on_accelerators = config.train_num_gpus > 0 and config.eval_num_gpus > 0
+    return on_accelerators and not strategy_named(config.weight_buffer.buffer_strategy).in_shares
 
 
 def uses_node_memory(config: PolicyConfig) -> bool:
-    """Choose whether weights travel between processes of one node by memory that they share."""
-    return config.weight_buffer.transport == "auto" and weight_carrier(config) == "object_store"
+    """Whether weights travel between processes of one node by memory that they share."""
+    return _BROADCASTS[config.weight_buffer.transport] is None and not broadcasts_weights(config)
+
+
+def count_buckets(policy: Any) -> int:
+    """Return the number of buckets that a policy's weights travel in; 0 for a policy that sends or receives otherwise.
+
+    Such a policy has methods of its author's, or is a test double that offers the hooks of the contract alone; it gets
+    and gives all weights at once.
+    """
+    hooks = (
+        BasePolicy.send_weights,
+        BasePolicy.recv_weights,
+        BasePolicy.send_weights_ipc,
+        BasePolicy.recv_weights_ipc,
+        BasePolicy.export_bundle,
+        BasePolicy.import_bundle,
+    )
+    if not all(is_inherited(type(policy), hook) for hook in hooks):
+        return 0
+    return len(policy._weight_port.runs())
 
 
 class GroupWeights:
@@ -64,7 +90,7 @@ class GroupWeights:
         self.is_colocated = False
         self.version: int | None = None
         self.pending: dict[WorkerHandle, int] = {}
-        self._strategy = "None"
+        self._strategy, self._kept = "None", strategy_named("None")
         self._way: WeightSync | None = None
         self._number = -1  # of the preparation of the way
         self._is_unannounced = False  # whether weights were sent and nobody was told
@@ -82,11 +108,7 @@ class GroupWeights:
         Raises:
             ConfigError: If it is not known.
         """
-        if strategy not in WEIGHT_SYNCS:
-            raise ConfigError(
-                f"policy.weight_buffer.buffer_strategy: {strategy!r} is none of {', '.join(WEIGHT_SYNCS)}"
-            )
-        self._strategy, self._way = strategy, None
+        self._strategy, self._kept, self._way = strategy, strategy_named(strategy), None
 
     def forget_buffers(self) -> None:
         """Make new buffers before the next transfer."""
@@ -97,30 +119,20 @@ class GroupWeights:
 
     def deliveries(self) -> list[Delivery]:
         """Apply the transfer plan to the policies where they are now."""
+        if self.is_colocated:
+            return self._pairs()
         placement = self._members.placement()
         router_map, transfer_info = build_transfer_info_for_disaggregated(placement, self._strategy)
         return [
             Delivery(
-                item["sender"],
-                tuple(item["receiver"]),
-                tuple(placement[target]["eval_policies"]),
-                item["intra_node"],
-                item["intra_node"] and self._share_memory([item["sender"], *item["receiver"]]),
+                item["sender"], tuple(item["receiver"]), tuple(placement[target]["eval_policies"]), item["intra_node"]
             )
             for node, targets in router_map.items()
             for target, item in zip(targets, transfer_info[node], strict=True)
         ]
 
-    def _share_memory(self, ends: Sequence[WorkerHandle]) -> bool:
-        """Tell whether the two ends of a transfer within a node, if there are two, use memory that they share."""
-        if len(ends) < 2 or not uses_node_memory(self._config) or not all(end.info().remote for end in ends):
-            return False
-        return all(gather([end.run(can_share) for end in ends], self._members.timeout_s))
-
-    def _choose_way(self) -> WeightSync:
-        """Turn the strategy and the placement into an object that knows who sends what to whom."""
-        if not self.is_colocated:
-            return WEIGHT_SYNCS[self._strategy](self.deliveries(), CARRIERS[weight_carrier(self._config)])
+    def _pairs(self) -> list[Delivery]:
+        """Return the deliveries from each learner to the eval policy beside it."""
         pairs = build_transfer_info_for_colocated(self._members.learners, self._members.actors)["all"]
         for pair in pairs:
             sender, receiver = pair["sender"].info(), pair["receiver"].info()
@@ -129,24 +141,51 @@ class GroupWeights:
                     f"{sender.name} is on node {sender.node} and {receiver.name} on {receiver.node}: colocated "
                     f"policies share a node; set cluster.is_colocated to false, or place them together"
                 )
-        return ColocatedSync(
-            [Delivery(pair["sender"], (pair["receiver"],), (pair["receiver"],), True) for pair in pairs],
-            CARRIERS["object_store"],
+        return [Delivery(pair["sender"], (pair["receiver"],), (pair["receiver"],), True) for pair in pairs]
+
+    def _choose_way(self) -> WeightSync:
+        """Turn the strategy and the placement into an object that knows who sends what to whom."""
+        deliveries = self.deliveries()
+        ends = {id(end): end for one in deliveries for end in (one.sender, *one.receivers)}
+        counts = dict(zip(ends, self._members.run(list(ends.values()), count_buckets), strict=True))
+
+        def by_memory(one: Delivery) -> bool:
+            both = (one.sender, *one.receivers) if one.intra_node and one.receivers else ()
+            return bool(both) and all(counts[id(end)] and end.info().remote for end in both)
+
+        near = uses_node_memory(self._config)
+        deliveries = [replace(one, by_memory=near and by_memory(one)) for one in deliveries]
+        # An actor of Ray without a channel for weights would take no bucket while a request waits for the last one.
+        takes_one_call = any(
+            end.info().remote and end.channel(CHANNEL) is end
+            for one in deliveries
+            for end in one.receivers
+            if not one.by_memory
         )
+        count = 0 if takes_one_call or not all(counts.values()) else max(counts.values())
+        if not count and max(counts.values()) > 1:
+            deliveries = [replace(one, by_memory=False) for one in deliveries]
+        carry = by_broadcast if broadcasts_weights(self._config) else by_object_store
+        if self.is_colocated:
+            carry = by_object_store if all(counts.values()) else by_handle
+        kept = strategy_named("None") if self.is_colocated else self._kept
+        return WeightSync(kept, deliveries, carry, count if count > 1 else None)
 
     # A push
 
     def send(self) -> int:
         """Bring the weights to where an announcement puts them in force; gives their version, -1 if nobody acts."""
-        self._members.learner()
-        if not self._members.actors:
+        learners, actors = self._members.learners, self._members.actors
+        if not learners:
+            raise ProtocolError(NO_LEARNER)
+        if not actors:
             return -1
         self.settle()
         if self._is_unannounced:
             # Weights that nobody was told of may lie complete in some buffers, whose next place to write is then what
             # their policies act with.
             self._way = None
-        members = [_identity(member.target) for member in self._members.everybody()]
+        members = [_identity(member.target) for member in (*learners, *actors)]
         if any(_PREPARED.get(member) != self._number for member in members):
             self._way = None  # a policy knows one buffer, and another group has prepared one of these since
         if self._way is None:
@@ -164,7 +203,7 @@ class GroupWeights:
         if self._way is not None:
             if not self._way.is_direct:
                 self.pending = dict.fromkeys(self._members.actors, self._sent_version)
-            self._way.announce(self._members.timeout_s)
+            self._way.announce()
             self._is_unannounced = False
             self.version = self._sent_version
 

@@ -33,8 +33,7 @@ def build_networks(policy: BasePolicy, base: Any, *, training: bool) -> None:
         delattr(policy, name)
     policy._memory.forget()
     policy.model_list = []
-    policy._what_acts.forget()
-    policy._weight_import.forget()
+    policy._weight_port.forget()
     # Networks are drawn from the global generator: lend it our seed and give it back as it was.
     policy._attributes = framework_attributes(policy, base)
     with _BUILDING, torch.random.fork_rng(devices=[]):

@@ -17,13 +17,13 @@ from rlightning.policy.group_formation import GroupFormation
 from rlightning.policy.group_roles import GroupRoles
 from rlightning.policy.group_routing import GroupRouting
 from rlightning.policy.group_state import GroupState, require_group
-from rlightning.policy.group_weights import GroupWeights, log_mismatches, weight_carrier
+from rlightning.policy.group_weights import GroupWeights, broadcasts_weights, log_mismatches
 from rlightning.policy.learning import mean_numbers
 from rlightning.policy.members import NO_LEARNER, Members
 from rlightning.runtime import Call, Future, collective_call
 from rlightning.runtime.generators import global_generators, set_global_generators
 from rlightning.types import BatchedData, EnvMeta, EnvRet, PolicyResponse
-from rlightning.weights.bundle import Mismatch
+from rlightning.weights.comparison import Mismatch
 from rlightning.weights.topology import build_transfer_info_for_colocated as build_transfer_info_for_colocated
 from rlightning.weights.topology import build_transfer_info_for_disaggregated as build_transfer_info_for_disaggregated
 
@@ -66,7 +66,7 @@ class PolicyGroup:
         self.routing = GroupRouting(self._members, config, self._weights)
         self.state = GroupState(self._members, self.routing, self._weights)
         self._formation = GroupFormation(self._members, self._weights, self.state)
-        sends_by_groups = weight_carrier(self.config) == "collective"
+        sends_by_groups = broadcasts_weights(self.config)
         parts = (self._members, self.routing, self._weights, self.state, self._formation)
         self._roles = GroupRoles(*parts, sends_by_groups=sends_by_groups)
         self._eval_config: Any | None = None

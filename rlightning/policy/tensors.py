@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from rlightning.errors import ConfigError, ProtocolError
-from rlightning.policy.memory import optimizer_tensors
+from rlightning.policy.memory import Part, optimizer_tensors
 from rlightning.policy.optimizers import optimizer_only, optimizers
-from rlightning.weights.bundle import check_same_layout, flatten_names, strip_wrappers
-from rlightning.weights.layout import NamedTensors
+from rlightning.weights.comparison import strip_wrappers
+from rlightning.weights.layout import NamedTensors, check_same_layout, each, flatten_names
 
 if TYPE_CHECKING:
     from rlightning.policy.base_policy import BasePolicy
@@ -181,16 +181,18 @@ class Held(NamedTuple):
 class PolicyTensors:
     """Finds the tensors of a policy by their purpose: what acts, what learns, what an optimizer keeps.
 
-    Authors may put other tensors and modules into a policy at any time, so that every use looks anew.
+    Authors may put other tensors and modules into a policy at any time, so that every use looks anew. For the
+    policy's ``WeightPort`` it is the ``Acting``.
 
     Attributes:
         lists_plainly: Whether what acts is all of ``model_list``, since the author lists nothing otherwise.
+        loads_plainly: Whether values are copied into what acts, since the author loads in no way of its own.
     """
 
-    def __init__(self, policy: BasePolicy, *, lists_plainly: bool) -> None:
+    def __init__(self, policy: BasePolicy, *, lists_plainly: bool, loads_plainly: bool) -> None:
         # Weakly: a policy and its tensors end with their last user, and do not wait for the garbage collector.
         self._policy = cast("BasePolicy", weakref.proxy(policy))
-        self.lists_plainly = lists_plainly
+        self.lists_plainly, self.loads_plainly = lists_plainly, loads_plainly
         self._module_tensors = ModuleTensors()
         self._built: frozenset[str] = frozenset()
         self._followed: frozenset[str] = frozenset()
@@ -242,6 +244,57 @@ class PolicyTensors:
             return self.of_models()
         return with_buffers(as_tensors(self._policy.get_trainable_parameters()), self.models())
 
+    @property
+    def version(self) -> int:
+        """Version of the weights."""
+        return self._policy.version
+
+    @version.setter
+    def version(self, version: int) -> None:
+        self._policy.version = version
+
+    @property
+    def name(self) -> str:
+        """Name of the policy, for messages."""
+        return self._policy._who
+
+    @property
+    def device(self) -> str:
+        """Torch device of the policy."""
+        return self._policy.device
+
+    @property
+    def is_offloaded(self) -> bool:
+        """Whether what acts is in host memory for a time."""
+        return Part.MODEL in self._policy._memory.offloaded
+
+    def require_init(self, method: str) -> None:
+        """Raise a ``ProtocolError`` where there are no networks yet."""
+        self._policy._require_init(method)
+
+    def load(self, tensors: NamedTensors, version: int) -> None:
+        """Load by the author's ``load_state_dict`` what the author lists, and copy the buffers that are not listed."""
+        policy = self._policy
+        if self.lists_plainly:
+            policy.load_state_dict(tensors)
+            return
+        listed = policy.get_trainable_parameters()
+        acting, plain = with_buffers(listed, self.models()), plain_names(listed)
+        given = {module: tensors.get(module, {}) for module in listed} if not all(listed.values()) else tensors
+        left_out = flatten_names(acting).keys() - flatten_names(plain).keys()
+        if left_out or flatten_names(plain).keys() != flatten_names(listed).keys():
+            check_same_layout(flatten_names(acting), flatten_names(tensors), self.name, version)
+            # Under the names that the author gives them, with those of wrappers.
+            given = {
+                module: {name: tensors[module][key] for name, key in zip(named, plain[module], strict=True)}
+                for module, named in listed.items()
+            }
+        policy.load_state_dict(given)
+        with torch.no_grad():
+            for module, name, tensor in each(acting):
+                if f"{module}.{name}" in left_out:
+                    tensor.copy_(tensors[module][name])
+
     def in_modules(self) -> list[torch.Tensor]:
         """List all parameters and buffers, persistent or not, each once."""
         tops = [self._policy, *(module for _, module in self.models())]
@@ -287,7 +340,7 @@ class PolicyTensors:
         if held.listed:
             # By the author's method: what it lists may be made of other tensors. Modules get their own values last.
             values = given.listed
-            policy._weight_import.load(
+            policy._weight_port.load(
                 {
                     module: {
                         name: values.get(f"{module}.{name}", values.get(f"{module}.{name}{_LISTED}", tensor))
@@ -298,7 +351,7 @@ class PolicyTensors:
                 version,
             )
         own = {**held.modules, **held.learned}
-        policy._weight_import.copy_in(own, {**given.modules, **given.learned}, receiver, version)
+        policy._weight_port.copy_in(own, {**given.modules, **given.learned}, receiver, version)
 
     def require_live(self, listed: Mapping[str, torch.Tensor]) -> None:
         """Check that what an author lists is what acts: copies lie in other memory each time that they are made.

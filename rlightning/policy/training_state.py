@@ -15,7 +15,7 @@ from rlightning.errors import CheckpointError, WeightSyncError
 from rlightning.policy.optimizers import steppers, use_changed_options
 from rlightning.policy.tensors import Held
 from rlightning.runtime.generators import global_generators
-from rlightning.weights.bundle import check_same_layout
+from rlightning.weights.layout import check_same_layout
 
 if TYPE_CHECKING:
     from rlightning.policy.base_policy import BasePolicy

@@ -1,17 +1,7 @@
-"""How weights get from those who learn to those who act."""
+"""The way of weights from learners to eval policies."""
 
-from rlightning.weights.bundle import Bundle, BundlePart, Mismatch, digests, flatten_names, pack
-from rlightning.weights.layout import Layout, NamedTensors
+from rlightning.weights.comparison import Mismatch, digests
+from rlightning.weights.layout import Bucket, Layout, NamedTensors, flatten_names, pack
 from rlightning.weights.version_buffer import VersionBuffer
 
-__all__ = [
-    "Bundle",
-    "BundlePart",
-    "Layout",
-    "Mismatch",
-    "NamedTensors",
-    "VersionBuffer",
-    "digests",
-    "flatten_names",
-    "pack",
-]
+__all__ = ["Bucket", "Layout", "Mismatch", "NamedTensors", "VersionBuffer", "digests", "flatten_names", "pack"]

@@ -1,31 +1,217 @@
-"""Ways to bring weights from the learners to those who act, by ``policy.weight_buffer.buffer_strategy``."""
+"""The weights of learners on their way to the eval policies, bucket after bucket.
+
+Independent choices are put together here: where weights wait (``BufferStrategy``), and by which carrier each delivery
+goes: memory of the node, or between processes and nodes one of ``CARRIERS``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 from rlightning.errors import CallTimeout, RLightningError, WeightSyncError, WorkerError
-from rlightning.runtime import FastChannel, Future, WorkerHandle, gather, open_channels, wait
-from rlightning.weights.carriers import Carry, NewBuffer, NodeMemory, make_buffers
-from rlightning.weights.delivery import CHANNEL, Delivery, Receiver, Sender, go_straight
+from rlightning.runtime import (
+    Call,
+    FastChannel,
+    Future,
+    PartHandle,
+    WorkerHandle,
+    collective_call,
+    gather,
+    open_channels,
+    share,
+    wait,
+)
+from rlightning.weights.delivery import CHANNEL, PORT, Delivery, Receiver, Sender
+from rlightning.weights.layout import Bucket
+from rlightning.weights.port import WeightPort
+from rlightning.weights.topology import BufferStrategy
+from rlightning.weights.version_buffer import Mappable
 
 _REPORT_S = 10.0
 """Seconds that it may take to find out how the process of an eval policy ended."""
 
 
-class WeightSync(Protocol):
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One bucket of a push.
+
+    Attributes:
+        bucket: Its index; None where the whole bundle goes at once.
+        in_shares: Whether each receiver of a delivery takes a share.
+        timeout_s: Seconds that all calls of the round may take; None is no limit.
+    """
+
+    bucket: int | None
+    in_shares: bool
+    timeout_s: float | None
+
+    @property
+    def is_first(self) -> bool:
+        """Whether no other bucket came before."""
+        return not self.bucket
+
+    @property
+    def argument(self) -> tuple[Any, ...]:
+        """The arguments of ``send_weights`` that ask for the bucket."""
+        return () if self.bucket is None else (None, self.bucket)
+
+    def share(self, delivery: Delivery, index: int) -> tuple[int, int] | None:
+        """Return index and number of the share of a receiver; None where it takes all."""
+        return (index, len(delivery.receivers)) if self.in_shares and len(delivery.receivers) > 1 else None
+
+
+def by_object_store(deliveries: Sequence[Delivery], one: Round) -> list[int]:
+    """Pass the weights on as futures; each sender is asked once, and its weights travel once to each node."""
+    calls = []
+    for sender, theirs in _by_sender(deliveries):
+        receivers = [worker for delivery in theirs for worker in delivery.receivers]
+        shares = [one.share(delivery, index) for delivery in theirs for index in range(len(delivery.receivers))]
+        sent = sender.call(Sender.send_weights, ("all",), *one.argument)
+        payloads = share(sent, receivers) if len(receivers) > 1 else [sent]
+        calls += [_deliver(*pair) for pair in zip(receivers, payloads, shares, strict=True)]
+    return gather(calls, one.timeout_s)
+
+
+def _deliver(worker: WorkerHandle, payload: Future[Any], share: tuple[int, int] | None) -> Future[int]:
+    channel, method = worker.channel(CHANNEL), Receiver.recv_weights
+    if share is None:
+        return channel.call(method, payload)
+    # An author's own method takes the payload alone.
+    return channel.run(_take_share, payload, *share, on=worker.name, method=method.__name__)
+
+
+def _take_share(worker: Any, payload: Bucket, index: int, count: int) -> int:
+    received: int = worker.recv_weights(payload.share(index, count))
+    return received
+
+
+def by_handle(deliveries: Sequence[Delivery], one: Round) -> list[int]:
+    """Pass on what each sender returns for the policy beside it, as the contract of a policy says."""
+    calls = [
+        worker.channel(CHANNEL).call(Receiver.recv_weights_ipc, delivery.sender.call(Sender.send_weights_ipc))
+        for delivery in deliveries
+        for worker in delivery.receivers
+    ]
+    return gather(calls, one.timeout_s)
+
+
+def by_broadcast(deliveries: Sequence[Delivery], one: Round) -> list[int]:
+    """Let each sender broadcast all buckets to its receivers by their communication group."""
+    if not one.is_first:
+        return []
+    receivers = [worker for delivery in deliveries for worker in delivery.receivers]
+    calls = [Call(sender.part(PORT), WeightPort.broadcast) for sender, _ in _by_sender(deliveries)]
+    calls += [Call(worker.channel(CHANNEL), Receiver.recv_weights) for worker in receivers]
+    return collective_call(calls, one.timeout_s)
+
+
+def _by_sender(deliveries: Sequence[Delivery]) -> list[tuple[WorkerHandle, list[Delivery]]]:
+    theirs: dict[int, tuple[WorkerHandle, list[Delivery]]] = {}
+    for delivery in deliveries:
+        theirs.setdefault(id(delivery.sender), (delivery.sender, []))[1].append(delivery)
+    return list(theirs.values())
+
+
+Carry = Callable[[Sequence[Delivery], Round], list[int]]
+"""Brings one bucket of each delivery's sender to its receivers; returns the version at each."""
+
+
+class NodeMemory:
+    """Carries weights from learners to the eval policies of their own nodes, by memory that all of a node have mapped.
+
+    A learner writes a bucket and they copy it out. That takes two messages by a socket and nothing else, where the
+    object store of a node takes two copies more and some milliseconds for each call.
+    """
+
+    def __init__(self, deliveries: Sequence[Delivery]) -> None:
+        self._deliveries = list(deliveries)
+        self._senders: list[FastChannel] = []
+        self._receivers: list[list[FastChannel]] = []
+
+    def wanted(self) -> list[NewMemory]:
+        """Return the memory that it takes."""
+        return [
+            NewMemory(
+                one.sender.part(PORT),
+                (WeightPort.make_passage,),
+                [(worker.part(PORT), WeightPort.map) for worker in (one.sender, *one.receivers)],
+            )
+            for one in self._deliveries
+        ]
+
+    def open(self, timeout_s: float | None) -> None:
+        """Open the sockets."""
+        self._senders = open_channels([one.sender for one in self._deliveries], CHANNEL, timeout_s)
+        self._receivers = [open_channels(one.receivers, CHANNEL, timeout_s) for one in self._deliveries]
+
+    def write(self, one: Round) -> list[Future[Any]]:
+        """Have the learners write a bucket, without waiting for them."""
+        return [channel.call(Sender.send_weights, (), *one.argument) for channel in self._senders]
+
+    def read(self, written: Sequence[Future[Any]], one: Round) -> list[int]:
+        """Have the eval policies copy what was written; returns the versions of all."""
+        sent = gather(written, one.timeout_s)
+        calls = [
+            channel.call(Receiver.recv_weights_ipc, None, one.share(delivery, index))
+            for delivery, channels in zip(self._deliveries, self._receivers, strict=True)
+            for index, channel in enumerate(channels)
+        ]
+        return [*sent, *gather(calls, one.timeout_s)]
+
+
+class WeightSync:
     """Brings the weights of learners to eval policies; ``prepare`` comes first, and again when policies come or go.
+
+    Args:
+        strategy: How weights wait at the eval policies.
+        deliveries: Which learner sends to which eval policies.
+        carry: Brings those that do not go by memory of a node.
+        buckets: Number of buckets that a push consists of; None where the whole bundle goes at once.
 
     Attributes:
         is_direct: Whether weights are in force when they are sent, so that nothing has to be waited for.
     """
 
-    is_direct: bool
+    def __init__(
+        self, strategy: BufferStrategy, deliveries: Sequence[Delivery], carry: Carry, buckets: int | None
+    ) -> None:
+        self.is_direct = not strategy.is_buffered
+        self._strategy, self._deliveries, self._carry = strategy, list(deliveries), carry
+        self._indices: Sequence[int | None] = [None] if buckets is None else range(buckets)
+        self._near = NodeMemory([delivery for delivery in deliveries if delivery.by_memory])
+        self._far = [delivery for delivery in deliveries if delivery.receivers and not delivery.by_memory]
+        self._actors = [actor for delivery in deliveries for actor in delivery.actors]
+        self._channels: list[FastChannel] = []
+        self._writers: list[FastChannel] = []  # to the learners that write into the buffer of their own node
+        self._announcing: list[Future[None]] = []
 
     def prepare(self, timeout_s: float | None) -> None:
-        """Make the buffers."""
+        """Make the buffers, and the memory that buckets pass through."""
+        wanted = self._near.wanted()
+        if self._strategy.is_per_node:
+            wanted += map(self._node_buffer, self._deliveries)
+        elif self._strategy.is_buffered:
+            gather([actor.call(Receiver.init_weight_buffer) for actor in self._actors], timeout_s)
+        else:
+            # By another strategy there may have been buffers, from which nothing would be put in force now.
+            gather([actor.run(_end_buffer) for actor in self._actors], timeout_s)
+        make_memory(wanted, timeout_s)
+        self._near.open(timeout_s)
+        if self._strategy.is_buffered:
+            self._channels = open_channels(self._actors, CHANNEL, timeout_s)
+        writers = [one.sender for one in self._deliveries if not one.receivers]
+        self._writers = open_channels(writers, CHANNEL, timeout_s)
+
+    def _node_buffer(self, delivery: Delivery) -> NewMemory:
+        """Return the buffer that all eval policies of a node act with, and a learner of the node may write into."""
+        shares = len(delivery.receivers) if self._strategy.in_shares else 1
+        maps: list[tuple[Any, Any]] = [(actor, Receiver.init_weight_buffer) for actor in delivery.actors]
+        if not delivery.receivers:
+            maps.append((delivery.sender.part(PORT), WeightPort.map))
+        return NewMemory(delivery.actors[0].part(PORT), (WeightPort.make_buffer, shares, len(self._indices) > 1), maps)
 
     def send(self, timeout_s: float | None) -> int:
         """Bring the weights to where they are put in force from.
@@ -34,186 +220,104 @@ class WeightSync(Protocol):
             Their version.
 
         Raises:
-            WorkerError: If a policy failed or refused; its cause says why. What was in force stays in force.
+            WorkerError: If a policy failed or refused; its cause says why. What was in force stays in force, unless
+                some buckets were put in force already: then the eval policies refuse requests until the next push.
             WeightSyncError: If the senders have different versions.
         """
-
-    def announce(self, timeout_s: float | None) -> None:
-        """Tell the eval policies, which then put the weights in force between two requests."""
-
-    def wait(self, timeout_s: float | None) -> list[str]:
-        """Wait until they are in force everywhere; names the policies that are late."""
-
-
-class DirectSync:
-    """Straight in ("None"): the weights are in force everywhere when ``send`` returns.
-
-    Args:
-        deliveries: Who sends to whom.
-        carry: Brings those that do not go by memory of a node.
-    """
-
-    is_direct = True
-
-    def __init__(self, deliveries: Sequence[Delivery], carry: Carry) -> None:
-        self._deliveries, self._carry = list(deliveries), carry
-        self._near = NodeMemory([delivery for delivery in deliveries if delivery.by_memory])
-        self._far = [delivery for delivery in deliveries if delivery.receivers and not delivery.by_memory]
-
-    def prepare(self, timeout_s: float | None) -> None:
-        # By another way there may have been buffers, from which nobody would put anything in force now.
-        gather([actor.run(go_straight) for delivery in self._deliveries for actor in delivery.actors], timeout_s)
-        self._near.prepare(timeout_s)
-
-    def send(self, timeout_s: float | None) -> int:
-        written = self._near.write()
-        carried = self._carry(self._far, timeout_s)
-        return _same_version([*carried, *self._near.read(written, timeout_s)])
-
-    def announce(self, timeout_s: float | None) -> None:
-        """Nothing to tell."""
-
-    def wait(self, timeout_s: float | None) -> list[str]:
-        """Nothing to wait for."""
-        return []
-
-
-class ColocatedSync(DirectSync):
-    """From each learner into the eval policy beside it, by a handle of the memory and not by the bytes."""
-
-    def prepare(self, timeout_s: float | None) -> None:
-        super().prepare(timeout_s)
-        self._end_hand_over(timeout_s)
-
-    def send(self, timeout_s: float | None) -> int:
+        versions: list[int] = []
         try:
-            return self._hand_over(timeout_s)
-        except RLightningError:
-            with suppress(RLightningError):
-                self._end_hand_over(timeout_s)  # nobody may have come for the memory
+            for index in self._indices:
+                one = Round(index, self._strategy.in_shares, timeout_s)
+                # By a socket too: what was asked of the learners before has been waited for.
+                writing: list[Future[Any]] = [
+                    channel.call(Sender.send_weights, ()) for channel in self._writers if one.is_first
+                ]
+                passing = self._near.write(one)
+                carried = self._carry(self._far, one) if self._far else []
+                versions += [*gather(writing, timeout_s), *carried, *self._near.read(passing, one)]
+        except BaseException:
+            if self.is_direct and len(self._indices) > 1:
+                with suppress(RLightningError):
+                    gather([actor.part(PORT).call(WeightPort.abandon) for actor in self._actors], timeout_s)
             raise
+        if len(set(versions)) > 1:
+            raise WeightSyncError(f"one push brought different versions: {versions}; have all learners trained alike?")
+        return versions[0]
 
-    def _end_hand_over(self, timeout_s: float | None) -> None:
-        gather([delivery.sender.call(Sender.end_hand_over) for delivery in self._deliveries], timeout_s)
-
-    def _hand_over(self, timeout_s: float | None) -> int:
-        calls = [
-            receiver.channel(CHANNEL).call(Receiver.recv_weights_ipc, delivery.sender.call(Sender.send_weights_ipc))
-            for delivery in self._deliveries
-            for receiver in delivery.receivers
-        ]
-        return _same_version(gather(calls, timeout_s))
-
-
-class DoubleSync(DirectSync):
-    """Two slots per eval policy ("Double"): new weights come in while rollouts go on, and pointers are exchanged."""
-
-    is_direct = False
-
-    def __init__(self, deliveries: Sequence[Delivery], carry: Carry) -> None:
-        super().__init__(deliveries, carry)
-        self._actors = [actor for delivery in deliveries for actor in delivery.actors]
-        self._channels: list[FastChannel] = []
-        self._announcing: list[Future[None]] = []
-
-    def prepare(self, timeout_s: float | None) -> None:
-        self._near.prepare(timeout_s)
-        gather([actor.call(Receiver.init_weight_buffer) for actor in self._actors], timeout_s)
-        self._channels = open_channels(self._actors, CHANNEL, timeout_s)
-
-    def announce(self, timeout_s: float | None) -> None:
+    def announce(self) -> None:
+        """Announce what was sent to the eval policies, which put it in force between two requests."""
         # Whether they heard of it is asked together with whether they have done it, which saves a round of calls.
         self._announcing += [channel.call(Receiver.notify_update_weights) for channel in self._channels]
 
     def wait(self, timeout_s: float | None) -> list[str]:
+        """Wait until what was announced is in force everywhere; returns the names of the policies that are late."""
+        if not self._channels:
+            return []
         asked = [channel.call(Receiver.wait_for_weight_update_done, timeout_s) for channel in self._channels]
         futures: list[Future[Any]] = [*self._announcing, *asked]
         try:
-            # All must have answered before a failure of one is raised: then nobody acts with the older of two slots.
+            # All must have answered before a failure of one is raised: then no policy acts with the older version.
             wait(futures, len(futures), timeout_s)
         except CallTimeout:
-            return [
-                channel.name for channel, answer in zip(self._channels, asked, strict=True) if not _is_in_force(answer)
-            ]
+            pairs = zip(self._channels, asked, strict=True)
+            return [channel.name for channel, answer in pairs if not _is_in_force(answer)]
         announcing, self._announcing = self._announcing, []
         gather(announcing, _REPORT_S)
-        return [
-            channel.name for channel, done in zip(self._channels, gather(asked, _REPORT_S), strict=True) if not done
-        ]
+        done = gather(asked, _REPORT_S)
+        return [channel.name for channel, is_done in zip(self._channels, done, strict=True) if not is_done]
 
 
-class SharedSync(DoubleSync):
-    """Two slots per node ("Shared"): all eval policies of a node act with the same memory.
+@dataclass(frozen=True, slots=True)
+class NewMemory:
+    """Memory of a node that is to be made.
 
-    A learner of the node writes into it itself, so that a push costs one copy however many act; to other nodes the
-    weights travel once, and the first eval policy there writes them.
+    Attributes:
+        maker: The port that makes it.
+        make: The method by which, and its arguments.
+        maps: The workers and ports that map it, each with the method by which.
     """
 
-    def __init__(self, deliveries: Sequence[Delivery], carry: Carry) -> None:
-        super().__init__(deliveries, carry)
-        self._writers: list[FastChannel] = []  # to the learners that write into the memory of their own node
-
-    def prepare(self, timeout_s: float | None) -> None:
-        self._near.prepare(timeout_s)
-
-        wanted = []
-        for one in self._deliveries:
-            maps: list[tuple[WorkerHandle, Any]] = [(actor, Receiver.init_weight_buffer) for actor in one.actors]
-            if not one.receivers:
-                maps.append((one.sender, Sender.map_weight_buffer))
-            wanted.append(NewBuffer(one.actors[0], maps, self._parts(one), 2))
-        make_buffers(wanted, timeout_s)
-        self._channels = open_channels(self._actors, CHANNEL, timeout_s)
-        self._writers = open_channels([one.sender for one in self._deliveries if not one.receivers], CHANNEL, timeout_s)
-
-    def send(self, timeout_s: float | None) -> int:
-        # By a channel too: whoever pushes has waited for what it asked of the learners before.
-        written: list[Future[Any]] = [channel.call(Sender.send_weights, ()) for channel in self._writers]
-        carried = self._carry(self._far, timeout_s)
-        return _same_version([*gather(written, timeout_s), *carried])
-
-    def _parts(self, delivery: Delivery) -> int:
-        return 1
+    maker: PartHandle
+    make: tuple[Any, ...]
+    maps: Sequence[tuple[WorkerHandle | PartHandle, Any]]
 
 
-class ShardedSync(SharedSync):
-    """Two slots per node, written in parts ("Sharded"): each eval policy of a node receives one part of the bytes."""
+def make_memory(wanted: Sequence[NewMemory], timeout_s: float | None) -> None:
+    """Have memory made and mapped; no file is left behind, also where that fails.
 
-    def send(self, timeout_s: float | None) -> int:
-        written = self._near.write()
-        calls: list[Future[Any]] = []
-        for delivery in self._far:
-            count = len(delivery.receivers)
-            if count == 1:
-                parts = [delivery.sender.call(Sender.send_weights, ("all",))]
-            else:
-                parts = delivery.sender.call_split(count, Sender.send_weight_parts, count)
-            for receiver, part in zip(delivery.receivers, parts, strict=True):
-                calls.append(receiver.channel(CHANNEL).call(Receiver.recv_weights, part))
-        return _same_version([*gather(calls, timeout_s), *self._near.read(written, timeout_s, in_parts=True)])
+    It stays a future: what the policies of a node map is not for this process, which may be on another machine.
 
-    def _parts(self, delivery: Delivery) -> int:
-        return len(delivery.receivers)
+    Args:
+        wanted: The memory.
+        timeout_s: Seconds that each step may take.
+    """
+    made = [(one, one.maker.call(*one.make)) for one in wanted]
+    try:
+        gather([handle.call(method, memory) for one, memory in made for handle, method in one.maps], timeout_s)
+        gather([one.maker.worker.run(_unlink, memory) for one, memory in made], timeout_s)
+    except RLightningError:
+        # The maker may be gone; all that have mapped the file know its name, too.
+        for one, memory in made:
+            for handle in (one.maker, *(mapping for mapping, _ in one.maps)):
+                with suppress(RLightningError):
+                    worker = handle.worker if isinstance(handle, PartHandle) else handle
+                    worker.run(_unlink, memory).result(timeout_s)
+        raise
 
 
-def _same_version(versions: Sequence[int]) -> int:
-    if len(set(versions)) > 1:
-        raise WeightSyncError(f"one push brought different versions: {versions}; have all learners trained alike?")
-    return versions[0]
+def _unlink(_worker: Any, memory: Mappable) -> None:
+    memory.unlink()
+
+
+def _end_buffer(worker: Any) -> None:
+    port = getattr(worker, PORT, None)  # a test double has none, and no buffer
+    if port is not None:
+        port.end_buffer()
 
 
 def _is_in_force(answer: Future[bool]) -> bool:
-    """Tell whether an eval policy has answered that it acts with the announced weights."""
+    """Whether an eval policy has answered that it acts with the announced weights."""
     try:
         return answer.done() and answer.result(_REPORT_S)
     except (WorkerError, CallTimeout):
         return False
-
-
-WEIGHT_SYNCS: dict[str, Callable[[Sequence[Delivery], Carry], WeightSync]] = {
-    "None": DirectSync,
-    "Double": DoubleSync,
-    "Shared": SharedSync,
-    "Sharded": ShardedSync,
-}
-"""Ways by name."""

@@ -1,19 +1,59 @@
-"""Which learner sends its weights to which eval policies: pure functions over a placement."""
+"""Which learner sends its weights to which eval policies, and where they wait: pure functions over a placement."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rlightning.errors import ConfigError
 
-STRATEGIES = ("None", "Double", "Shared", "Sharded")
-"""Ways to keep weights at the eval policies; see ``policy.weight_buffer.buffer_strategy``."""
+
+@dataclass(frozen=True, slots=True)
+class BufferStrategy:
+    """How weights wait at the eval policies.
+
+    Attributes:
+        is_buffered: Whether they wait in a buffer until they are announced; else they go straight into force.
+        is_per_node: Whether all eval policies of a node act with one buffer.
+        in_shares: Whether each of them receives a share of the weights; else the first one receives them for all, or
+            a learner of the node writes into the buffer itself.
+    """
+
+    is_buffered: bool
+    is_per_node: bool
+    in_shares: bool
+
+
+STRATEGIES = {
+    "None": BufferStrategy(False, False, False),
+    "Double": BufferStrategy(True, False, False),
+    "Shared": BufferStrategy(True, True, False),
+    "Sharded": BufferStrategy(True, True, True),
+}
+"""Strategies by name; see ``policy.weight_buffer.buffer_strategy``."""
+
+KEPT_ON_DEVICE = {"WeightBuffer": True, "CPUWeightBuffer": False, "ShardedWeightBuffer": False}
+"""Whether a buffer of one policy is on the policy's device; see ``policy.weight_buffer.type``."""
 
 Placement = Mapping[str, Mapping[str, Sequence[Any]]]
 """Node -> ``{"train_policies": [...], "eval_policies": [...]}``."""
 TransferInfo = dict[str, list[dict[str, Any]]]
 """Node of the senders -> one item per receiving node."""
+
+
+def strategy_named(name: str) -> BufferStrategy:
+    """Look up a strategy.
+
+    Raises:
+        ConfigError: If it is not known.
+    """
+    if name not in STRATEGIES:
+        raise ConfigError(
+            f"there is no weight buffer strategy {name!r}: set policy.weight_buffer.buffer_strategy to one of "
+            f"{', '.join(STRATEGIES)}"
+        )
+    return STRATEGIES[name]
 
 
 def build_transfer_info_for_colocated(train_list: Sequence[Any], eval_list: Sequence[Any]) -> TransferInfo:
@@ -55,8 +95,7 @@ def build_transfer_info_for_disaggregated(
     Raises:
         ValueError: If there are eval policies and no train policy, or the strategy is not known.
     """
-    if weight_buffer_strategy not in STRATEGIES:
-        raise ConfigError(f"no weight buffer strategy {weight_buffer_strategy!r}: use one of {', '.join(STRATEGIES)}")
+    strategy = strategy_named(weight_buffer_strategy)
     trains = {node: list(held.get("train_policies", ())) for node, held in placement_info.items()}
     evals = {node: list(held.get("eval_policies", ())) for node, held in placement_info.items()}
     mixed = [node for node in placement_info if trains[node] and evals[node]]
@@ -72,7 +111,7 @@ def build_transfer_info_for_disaggregated(
         transfer_info[node] = [
             {
                 "sender": trains[node][turn % len(trains[node])],
-                "receiver": _receivers(evals[target], weight_buffer_strategy, target == node),
+                "receiver": _receivers(evals[target], strategy, target == node),
                 "intra_node": target == node,
             }
             for turn, target in enumerate(receiving)
@@ -94,12 +133,18 @@ def transport(strategy: str, *, same_process: bool, intra_node: bool, node_memor
     """
     if same_process:
         return "in memory"
-    if intra_node and (node_memory or strategy == "Shared"):
+    kept = strategy_named(strategy)
+    if intra_node and (node_memory or writes_itself(kept)):
         return "shared memory"
-    return "Ray's object store" + (", then shared memory" if strategy in ("Shared", "Sharded") else "")
+    return "Ray's object store" + (", then shared memory" if kept.is_per_node else "")
 
 
-def _receivers(policies: list[Any], strategy: str, intra_node: bool) -> list[Any]:
-    if strategy != "Shared":
+def writes_itself(strategy: BufferStrategy) -> bool:
+    """Whether a learner writes into the buffer of its own node itself, so that no eval policy there receives."""
+    return strategy.is_per_node and not strategy.in_shares
+
+
+def _receivers(policies: list[Any], strategy: BufferStrategy, intra_node: bool) -> list[Any]:
+    if not writes_itself(strategy):
         return policies
     return [] if intra_node else policies[:1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from rlightning.weights.topology import build_transfer_info_for_disaggregated, transport
+from rlightning.weights.topology import build_transfer_info_for_disaggregated, strategy_named, transport
 
 HANDLE, BROADCAST = "handle of shared memory", "broadcast"
 """Ways that are no strategy of the weight buffer."""
@@ -69,7 +69,7 @@ def weight_routes(
                 how = BROADCAST
             # The sender copies them into memory first, except into that with which all act ("Shared").
             is_handed_on = node_memory and item["intra_node"] and bool(item["receiver"]) and not same_process
-            per_node = strategy in ("Shared", "Sharded")
+            per_node = strategy_named(strategy).is_per_node
             routes.append(
                 WeightRoute(
                     sender=item["sender"],

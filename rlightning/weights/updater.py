@@ -1,4 +1,4 @@
-"""Puts announced weights in force; in a thread of its own, where whoever announces would have to wait."""
+"""Puts announced weights in force: in the thread that announces them, or in one of its own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _LOOK_S = 5.0
 
 
 class Updater:
-    """Counts announcements and follows them; one update may answer several announcements.
+    """Counts announcements and follows them, one at a time; one update may answer several announcements.
 
     Args:
         update: Bound method that puts the newest weights in force and does not raise. It is held weakly: the loop ends
@@ -20,25 +20,22 @@ class Updater:
     def __init__(self, update: Callable[[], None]) -> None:
         self._update = weakref.WeakMethod(update)
         self._changed = threading.Condition()
-        self._announced = 0
-        self._answered = 0
+        self._updating = threading.Lock()
+        self._announced = self._asked = self._answered = 0  # announcements; those up to which the thread is asked; done
 
     def announce(self, at_once: bool = False) -> None:
-        """Say that new weights are there.
+        """Announce new weights.
 
         Args:
-            at_once: Update in the calling thread, where nobody has to be waited for: that saves two changes of thread.
+            at_once: Update in the calling thread, unless the other one is at it: that saves two changes of thread.
         """
         with self._changed:
             self._announced += 1
-            announced = self._announced
-            if not at_once:
+            if not at_once or not self._updating.acquire(blocking=False):
+                self._asked = self._announced
                 self._changed.notify_all()
-        if at_once:
-            update = self._update()
-            if update is not None:
-                update()
-            self._answer(announced)
+                return
+        self._follow()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the latest announcement is answered; False after ``timeout`` seconds."""
@@ -47,22 +44,29 @@ class Updater:
             return self._changed.wait_for(lambda: self._answered >= announced, timeout)
 
     def run(self) -> None:
-        """Answer announcements until the object is gone."""
+        """Answer the announcements that are not answered at once, until the object is gone."""
         while True:
             with self._changed:
-                # Nobody tells of the object's end, so look for it now and then.
-                while not self._changed.wait_for(lambda: self._announced > self._answered, _LOOK_S):
+                # Nothing announces the end of the object, so that it is looked for now and then.
+                while not self._changed.wait_for(lambda: self._asked > self._answered, _LOOK_S):
                     if self._update() is None:
                         return
-                announced = self._announced
-            update = self._update()
-            if update is None:
+            self._updating.acquire()
+            if not self._follow():
                 return
-            update()
-            del update
-            self._answer(announced)
 
-    def _answer(self, announced: int) -> None:
-        with self._changed:
-            self._answered = max(self._answered, announced)
-            self._changed.notify_all()
+    def _follow(self) -> bool:
+        """Answer all announcements, and release the lock; returns whether the object is there."""
+        try:
+            with self._changed:
+                announced = self._announced
+                is_answered = self._answered >= announced
+            update = self._update()
+            if update is not None and not is_answered:
+                update()
+            with self._changed:
+                self._answered = max(self._answered, announced)
+                self._changed.notify_all()
+            return update is not None
+        finally:
+            self._updating.release()

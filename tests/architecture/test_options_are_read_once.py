@@ -13,17 +13,7 @@ READERS = ("assembly/", "configuring/", "config.py")
 """Where names of choices are turned into objects."""
 LEAVES = ("algorithms/", "models/", "simulators/")
 """What users choose by name; each reads its own options."""
-REMAINING = {
-    ("policy/group_weights.py", "config.weight_buffer.buffer_strategy != 'Sharded'"),
-    ("policy/group_weights.py", "config.weight_buffer.transport == 'auto'"),
-    ("policy/group_weights.py", "weight_carrier(config) == 'object_store'"),
-    ("policy/policy_group.py", "weight_carrier(self.config) == 'collective'"),
-    ("policy/weight_import.py", "self._policy.config.weight_buffer.type == 'WeightBuffer'"),
-    ("weights/topology.py", "strategy != 'Shared'"),
-    ("weights/topology.py", "strategy == 'Shared'"),
-    ("weights/topology.py", "strategy in ('Shared', 'Sharded')"),
-    ("weights/traffic.py", "strategy in ('Shared', 'Sharded')"),
-}
+REMAINING: set[tuple[str, str]] = set()
 """Exceptions: file and comparison. There may be fewer."""
 ORDINARY = {"None", "all", "auto", "default", "error", "eval", "info", "log", "memory", "none", "simple", "train"}
 """Choices that are ordinary words as well, which count only beside the name of their option."""

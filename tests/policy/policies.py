@@ -186,7 +186,7 @@ class Numbered(Bare):
 
     def fail_next_export(self):
         """Fail half way through the copy: tensor 100 of 200 has no values."""
-        self.weight_layout()
+        self._weight_port.layout()
         self.tensors.breaks = True
 
     def flip_one_bit(self):
@@ -285,11 +285,14 @@ class ByTheContractAlone(ByTheContract):
 class Dying(NumberedOfEveryKind):
     """A learner whose process ends when it is to map memory that others have mapped by then."""
 
-    def map_weight_buffer(self, shared_weight_buffer):
+    def __init__(self, *args):
+        super().__init__(*args)
         if self.role_type is PolicyRole.TRAIN:
-            time.sleep(1.0)  # until the answer to the call before is on its way
-            os._exit(1)
-        super().map_weight_buffer(shared_weight_buffer)
+            self._weight_port.map = self.die
+
+    def die(self, memory):
+        time.sleep(1.0)  # until the answer to the call before is on its way
+        os._exit(1)
 
 
 class Peer(LinearPolicy):

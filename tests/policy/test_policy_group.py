@@ -150,7 +150,7 @@ def test_a_strategy_that_is_not_known_is_refused_by_name():
         config = PolicyConfig(weight_buffer=WeightBufferConfig(buffer_strategy=strategy))
         PolicyGroup([], [], config).init_weight_buffer()
     unknown = PolicyConfig(weight_buffer=WeightBufferConfig.model_construct(buffer_strategy="Triple"))
-    with pytest.raises(ValueError, match="buffer_strategy: 'Triple' is none of None, Double, Shared, Sharded"):
+    with pytest.raises(ValueError, match=r"'Triple': set .*buffer_strategy to one of None, Double, Shared, Sharded"):
         PolicyGroup([], [], unknown).init_weight_buffer()
 
 

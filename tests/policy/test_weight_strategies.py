@@ -87,15 +87,11 @@ def ask(worker, method, *args):
 
 
 def mapped_file(policy):
-    return Path(policy._weight_export._mapped._path)
-
-
-def file_to_read(policy):
-    return Path(policy._weight_import._mapped._path)
+    return Path(policy._weight_port._mapped._path)
 
 
 def forget_memory(policy):
-    policy._weight_import._mapped = None
+    policy._weight_port._mapped = None
 
 
 def train(group):
@@ -216,7 +212,7 @@ def test_a_push_by_memory_of_the_node_that_fails_at_one_receiver_changes_nothing
     push(group)
     train(group)
     as_handle(group.eval_list[2]).run(forget_memory).result(60)
-    with pytest.raises(WorkerError, match=r"eval\[2\]\.recv_weights_ipc .*: there is no memory to receive from"):
+    with pytest.raises(WorkerError, match=r"eval\[2\]\.recv_weights_ipc .*: there is no memory of the node to use"):
         group.sync_weights()
     assert seen(group) == [([0], 0)] * 3
     train(group)
@@ -232,7 +228,7 @@ def test_the_object_store_brings_the_same_as_the_memory_of_the_node(remote, stra
             assert push(group) == version
             assert seen(group) == [([version], version)] * 3
             train(group)
-        by_memory = [delivery.by_memory for delivery in group._weights.deliveries()]
+        by_memory = [delivery.by_memory for delivery in group._weights._choose_way()._deliveries]
         assert by_memory == [transport == "auto" and strategy != "Shared"]  # there the learner writes itself
     mapped = as_handle(group.train_list[0]).run(mapped_file).result(60)
     assert not mapped.exists()  # nothing of it is left behind, however the processes end
@@ -240,7 +236,7 @@ def test_the_object_store_brings_the_same_as_the_memory_of_the_node(remote, stra
 
 def test_memory_of_the_node_is_for_processes_whose_authors_send_and_receive_as_policies_do(remote, mixed):
     def ways(make, cls):
-        return [delivery.by_memory for delivery in make(cls, "Double")._weights.deliveries()]
+        return [delivery.by_memory for delivery in make(cls, "Double")._weights._choose_way()._deliveries]
 
     assert ways(remote, NumberedOfEveryKind) == [True]
     assert ways(remote, OwnLoading) == [False]
@@ -425,7 +421,7 @@ def test_groups_that_share_policies_push_by_turns_and_each_reaches_all_of_its_ow
         train(first)
 
 
-def test_no_file_is_left_behind_where_a_colocated_policy_does_not_come_for_the_weights():
+def test_what_an_author_hands_over_to_the_policy_beside_is_passed_on():
     config, given = config_for("None"), []
 
     class Giving(NumberedOfEveryKind):
@@ -433,12 +429,17 @@ def test_no_file_is_left_behind_where_a_colocated_policy_does_not_come_for_the_w
             given.append(super().send_weights_ipc())
             return given[-1]
 
+        def recv_weights_ipc(self, payload):
+            assert payload is given[-1]
+            return super().recv_weights_ipc(payload)
+
     group = PolicyGroup([Giving(config, PolicyRole.TRAIN)], [Giving(config, PolicyRole.EVAL)], config)
-    group.init_train(TRAIN)
+    group.init(TRAIN)
     group.init_placement_info(is_colocated=True)
-    with pytest.raises(WorkerError, match="call init_eval before"):
-        group.sync_weights()
-    assert [Path(slots._path).exists() for slots in given] == [False]
+    for version in range(2):
+        assert push(group) == version
+        assert seen(group) == [([version], version)]
+        train(group)
 
 
 @pytest.mark.ray
@@ -448,9 +449,9 @@ def test_no_file_is_left_behind_where_the_policy_that_made_it_ends_before_all_ha
         (learner,), actor = pool.start([spec(Dying, 0, True)]), policies("ray", NumberedOfEveryKind)[1]
         group = PolicyGroup([learner], [actor], config_for("None"), call_timeout_s=60)
         group.init(TRAIN)
-        with pytest.raises(WorkerError, match=r"train\[0\].map_weight_buffer"):
+        with pytest.raises(WorkerError, match=r"train\[0\].map "):
             group.sync_weights()
-        assert not as_handle(actor).run(file_to_read).result(60).exists()
+        assert not as_handle(actor).run(mapped_file).result(60).exists()
     finally:
         pool.stop()
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ray import cloudpickle
 
-from rlightning.weights.layout import ALIGNMENT, Layout, copy_all, each
+from rlightning.weights.layout import ALIGNMENT, Layout, copy_all, each, even_runs
 
 
 def test_every_tensor_starts_at_a_cache_line():
@@ -94,12 +94,12 @@ def test_what_is_copied_in_comes_out_and_no_tensor_touches_another(tensors, seed
 
 
 @given(st.integers(0, 100_000), st.integers(1, 9))
-def test_parts_cover_all_bytes_once_and_are_nearly_equal(num_bytes, count):
-    parts = Layout((), num_bytes, "", [], [], []).parts(count)
-    assert len(parts) == count
-    assert parts[0][0] == 0
-    assert parts[-1][1] == num_bytes
-    assert all(stop == start for (_, stop), (start, _) in itertools.pairwise(parts))
-    sizes = [stop - start for start, stop in parts]
+def test_runs_cover_all_bytes_once_and_are_nearly_equal(num_bytes, count):
+    runs = even_runs(num_bytes, count)
+    assert len(runs) == count
+    assert runs[0][0] == 0
+    assert runs[-1][1] == num_bytes
+    assert all(stop == start for (_, stop), (start, _) in itertools.pairwise(runs))
+    sizes = [stop - start for start, stop in runs]
     assert all(size >= 0 for size in sizes)
     assert max(sizes) - min(sizes) < 2 * ALIGNMENT

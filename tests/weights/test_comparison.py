@@ -1,5 +1,7 @@
 """A bundle is a whole, versioned copy, bit for bit; what does not fit changes nothing."""
 
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,8 @@ from hypothesis import strategies as st
 
 from rlightning.errors import WeightSyncError
 from rlightning.weights import Mismatch, digests, flatten_names, pack
-from rlightning.weights.bundle import check_same_layout, differences, strip_wrappers
+from rlightning.weights.comparison import differences, strip_wrappers
+from rlightning.weights.layout import Layout, as_bytes, check_same_layout
 
 DTYPES = [
     torch.float32,
@@ -51,7 +54,7 @@ def bits(tensor):
 def test_tensors_of_every_kind_come_back_bit_for_bit():
     given_ = every_kind()
     bundle = pack(given_, version=3)
-    unpacked = bundle.unpack()
+    unpacked = bundle.views()
     assert bundle.version == 3
     assert {module: list(named) for module, named in unpacked.items()} == {m: list(n) for m, n in given_.items()}
     for name, tensor in flatten_names(given_).items():
@@ -71,7 +74,7 @@ def test_any_mixture_of_dtypes_and_shapes_comes_back_and_its_size_is_that_of_its
         size = int(np.prod(shape))
         tensors.setdefault(module, {})[f"t{i}"] = (torch.arange(size).reshape(shape) + i).to(dtype)
     bundle = pack(tensors, version)
-    assert digests(flatten_names(bundle.unpack())) == digests(flatten_names(tensors))
+    assert digests(flatten_names(bundle.views())) == digests(flatten_names(tensors))
     sizes = [tensor.nbytes for named in tensors.values() for tensor in named.values()]
     # Each tensor starts at a multiple of 64 bytes.
     assert sum(sizes) <= bundle.num_bytes <= sum(sizes) + 64 * len(sizes)
@@ -81,18 +84,31 @@ def test_later_training_does_not_change_a_bundle():
     weight = torch.ones(3)
     bundle = pack({"net": {"weight": weight, "step": torch.tensor(1)}}, 0)
     weight += 1
-    assert bundle.unpack()["net"]["weight"].tolist() == [1, 1, 1]
+    assert bundle.views()["net"]["weight"].tolist() == [1, 1, 1]
 
 
-def test_a_bundle_in_memory_that_may_not_be_written_is_unpacked_without_a_warning_and_owned():
-    bundle = pack({"net": {"weight": torch.ones(3)}}, 0)
-    bundle.flat.flags.writeable = False
-    bundle.unpack()["net"]["weight"] += 1
-    assert bundle.unpack()["net"]["weight"].tolist() == [1, 1, 1]
+def test_a_bundle_that_comes_in_memory_that_may_not_be_written_is_read_without_a_warning():
+    array = pack({"net": {"weight": torch.ones(3)}}, 0).flat.numpy()
+    array.flags.writeable = False
+    held = as_bytes(array)
+    del array  # it lives as long as the tensor
+    assert held.view(torch.float32).tolist() == [1, 1, 1]
+
+
+def test_a_bucket_crosses_processes_with_the_tensors_of_its_run_and_no_others():
+    layout = Layout.of(tensors := {"net": {name: torch.full((32,), float(i)) for i, name in enumerate("abc")}})
+    first, second = (pickle.loads(pickle.dumps(pack(tensors, 3, layout, run))) for run in layout.buckets(300))
+    assert [(one.version, one.is_whole, one.run) for one in (first, second)] == [
+        (3, False, (0, 256)),
+        (3, False, (256, 384)),
+    ]
+    assert {name: tensor.unique().tolist() for name, tensor in first.views()["net"].items()} == {"a": [0.0], "b": [1.0]}
+    assert second.views()["net"]["c"].unique().tolist() == [2.0]
+    assert [second.share(index, 2).run for index in range(2)] == [(256, 320), (320, 384)]
 
 
 def test_nothing_makes_an_empty_bundle():
-    assert pack({}, 0).unpack() == {}
+    assert pack({}, 0).views() == {}
     assert pack({}, 0).num_bytes == 0
 
 
