@@ -22,7 +22,6 @@ from arms import spread
 from report import machine, print_line, versions
 
 from rlightning.buffer.data_buffer import DataBuffer
-from rlightning.buffer.shard import BufferShard
 from rlightning.buffer.storage import RolloutBlock
 from rlightning.collect.stepwise import StepwiseCollector
 from rlightning.config import Config, EnvConfig, OptimConfig, PolicyConfig, TrainConfig
@@ -111,7 +110,7 @@ def build(shape: Shape) -> SyncEngine:
         config.policy,
     )
     policy_group.init(config.train, env_group.env_meta)
-    buffer = DataBuffer([BufferShard(RolloutBlock, STEPS, [shape.num_envs] * shape.workers)])
+    buffer = DataBuffer([RolloutBlock(STEPS, [shape.num_envs] * shape.workers)])
     engine = SyncEngine(config, StepwiseCollector(env_group, policy_group, buffer), policy_group, buffer)
     engine.start()
     return engine

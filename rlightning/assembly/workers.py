@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 from rlightning.assembly.way import Way, choose_way
 from rlightning.buffer.assignment import BufferRoutes, routes_in_order
-from rlightning.buffer.shard import BufferShard
 from rlightning.config import Config, EnvConfig
 from rlightning.engine.evaluation import eval_env_counts
 from rlightning.env.env_worker import EnvWorker
@@ -136,6 +135,6 @@ def buffer_specs(config: Config, routes: BufferRoutes) -> list[WorkerSpec]:
     specs = []
     for index in range(1 + max(routes.learner_shards)):
         env_ids = routes.envs_of(index)
-        args = (storage, capacity, [num_envs[env_id] for env_id in env_ids], env_ids)
-        specs.append(WorkerSpec(BufferShard, args, f"buffer[{index}]", config.cluster.remote_storage))
+        args = (capacity, [num_envs[env_id] for env_id in env_ids], env_ids)
+        specs.append(WorkerSpec(storage, args, f"buffer[{index}]", config.cluster.remote_storage))
     return specs

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rlightning.buffer.assignment import BufferRoutes, routes_in_order
-from rlightning.buffer.shard import BufferShard, Dropped
+from rlightning.buffer.storage import Dropped, RolloutBlock
 from rlightning.observability.timer import Span
 from rlightning.runtime import Future, JointFuture, WorkerHandle, as_handle, gather
 from rlightning.types import BatchedData, EnvRet, PolicyResponse
@@ -35,7 +35,7 @@ class DataBuffer:
         """Take the shards.
 
         Args:
-            shards: ``BufferShard`` objects or Ray actor handles of them, in the order of their env workers.
+            shards: ``RolloutBlock`` objects or Ray actor handles of them, in the order of their env workers.
             num_env_workers: Env workers of all shards.
             num_learners: Train policies; None means one per shard.
             routes: Which env workers a shard has, and to which train policies it gives; None means blocks of
@@ -65,7 +65,7 @@ class DataBuffer:
         self, env_id: int, env_ret: EnvRet | Future[EnvRet], response: PolicyResponse | Future[PolicyResponse]
     ) -> Future[None]:
         """Add one step of one env worker without waiting; the future tells of a failure."""
-        return self._owner(env_id).call(BufferShard.add, (env_id,), env_ret, response)
+        return self._owner(env_id).call(RolloutBlock.add, env_id, env_ret, response)
 
     def add_batched_data_async(self, env_rets: BatchedData[Any], responses: BatchedData[Any]) -> Future[None]:
         """Add one step of several env workers by one call, without waiting; the future tells of a failure.
@@ -76,17 +76,19 @@ class DataBuffer:
         if tuple(env_rets.env_ids) != tuple(responses.env_ids):
             raise ValueError(f"results of env workers {env_rets.env_ids}, responses for {responses.env_ids}")
         if len(self._shards) == 1:
-            return self._shards[0].call(BufferShard.add, tuple(env_rets.env_ids), *env_rets.items, *responses.items)
+            return self._shards[0].call(
+                RolloutBlock.add_all, tuple(env_rets.env_ids), *env_rets.items, *responses.items
+            )
         calls = []
         for shard, indices in self._by_owner(env_rets.env_ids):
             ids = tuple(env_rets.env_ids[index] for index in indices)
             seen = [env_rets.items[index] for index in indices]
-            calls.append(shard.call(BufferShard.add, ids, *seen, *(responses.items[index] for index in indices)))
+            calls.append(shard.call(RolloutBlock.add_all, ids, *seen, *(responses.items[index] for index in indices)))
         return JointFuture(calls)
 
     def add_fragment_async(self, env_id: int, fragment: Fragment | Future[Fragment]) -> Future[None]:
         """Add what an env worker collected in one go, without waiting; a future of it goes to its shard unopened."""
-        return self._owner(env_id).call(BufferShard.add_fragment, fragment)
+        return self._owner(env_id).call(RolloutBlock.add_fragment, fragment)
 
     def add_transition(
         self, env_id: int, env_ret: EnvRet | Future[EnvRet], response: PolicyResponse | Future[PolicyResponse]
@@ -121,16 +123,16 @@ class DataBuffer:
         Returns:
             Whether it is whole: False where it has another number of steps, and then nothing is closed.
         """
-        return self._owner(env_id).call(BufferShard.truncate, env_id, env_ret, steps)
+        return self._owner(env_id).call(RolloutBlock.truncate, env_id, env_ret, steps)
 
     def take_async(self, env_id: int) -> Future[Fragment]:
         """Remove the fragment of an env worker, which must be whole; its future goes on unopened."""
-        return self._owner(env_id).call(BufferShard.take, env_id)
+        return self._owner(env_id).call(RolloutBlock.take, env_id)
 
     def drop(self, env_ids: Sequence[int]) -> dict[int, Dropped]:
         """Forget what is held of the fragments of some env workers that are not whole."""
         calls = [
-            shard.call(BufferShard.drop, [env_ids[index] for index in indices])
+            shard.call(RolloutBlock.drop, [env_ids[index] for index in indices])
             for shard, indices in self._by_owner(env_ids)
         ]
         return {env_id: lost for held in gather(calls, self._timeout_s) for env_id, lost in held.items()}
@@ -158,32 +160,32 @@ class DataBuffer:
     def _sample(self, shard: WorkerHandle, count: int) -> list[Future[TensorDict]]:
         """Ask a shard for its data in pieces."""
         if count == 1:
-            return [shard.call(BufferShard.sample)]
-        return shard.call_split(count, BufferShard.sample_pieces, count)
+            return [shard.call(RolloutBlock.sample)]
+        return shard.call_split(count, RolloutBlock.sample_pieces, count)
 
     def clear(self) -> None:
         """Forget all data."""
-        self._all(BufferShard.clear)
+        self._all(RolloutBlock.clear)
 
     def versions(self) -> tuple[int, int]:
         """Give the oldest and the newest version of weights that acted in the data."""
-        oldest, newest = zip(*self._all(BufferShard.versions), strict=True)
+        oldest, newest = zip(*self._all(RolloutBlock.versions), strict=True)
         return min(oldest), max(newest)
 
     def size(self) -> int:
         """Count the valid transitions that are whole."""
-        return sum(self._all(BufferShard.size))
+        return sum(self._all(RolloutBlock.size))
 
     def __len__(self) -> int:
         return self.size()
 
     def record_spans(self) -> None:
         """Have all shards write down, from now on, when they store and give data."""
-        self._all(BufferShard.record_spans)
+        self._all(RolloutBlock.record_spans)
 
     def take_spans(self) -> dict[str, list[Span]]:
         """Give what the shards wrote down since the last call, by their names."""
-        spans = self._all(BufferShard.take_spans)
+        spans = self._all(RolloutBlock.take_spans)
         return {shard.name: taken for shard, taken in zip(self._shards, spans, strict=True)}
 
     def close(self) -> None:

@@ -1,17 +1,22 @@
-"""A preallocated block of T steps of N sub-envs: each step is written in place, and nothing is an object of its own."""
+"""The part of a data buffer that lives in one worker: a block of T steps of N sub-envs, each written in place."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
+from rlightning.buffer.assignment import blocks
 from rlightning.errors import NotEnoughData, ProtocolError, ShapeError
+from rlightning.observability.timer import Span, Timer
 from rlightning.types import EnvRet, PolicyResponse, Tree
+from rlightning.types.fragment import Fragment
 from rlightning.types.tensordict import TensorDict
 from rlightning.types.tree import to_host, tree_leaves, tree_map
 
@@ -23,29 +28,41 @@ _DTYPES = {"reward": np.float32, **dict.fromkeys(_FLAGS, np.bool_), "version": n
 """Of the fields that are alike in every block; that of the others is the one in which they come."""
 _End = tuple[int, Tree, Any]
 """Where episodes ended: the row, the true last observation, and the sub-envs, [N_worker] bool."""
+_NOTHING = nullcontext()
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """What was held of a fragment that is not whole.
+
+    Attributes:
+        rows: Its rows, an open one among them.
+        transitions: Its valid whole transitions.
+    """
+
+    rows: int
+    transitions: int
 
 
 class RolloutBlock:
-    """On-policy data of one epoch, ``[T, N, ...]``; the sub-envs of all env workers lie side by side.
+    """On-policy data of one epoch, ``[T, N, ...]``; the sub-envs of the env workers of a shard lie side by side.
 
     A row is a whole transition: what was seen, what was done, what came of it, and what was truly seen next. It is
     opened by ``add`` and closed by the next ``add`` or by ``truncate``, since the outcome comes with the next result.
     The rows of an env worker up to a ``truncate`` are a fragment: it is whole then, and until then ``drop`` removes it.
-
-    Attributes:
-        capacity: T, steps per sub-env.
-        env_ids: What the env workers of the block are called in messages.
     """
 
-    def __init__(self, capacity: int, num_envs: Sequence[int]) -> None:
+    def __init__(self, capacity: int, num_envs: Sequence[int], env_ids: Sequence[int] | None = None) -> None:
         """Make an empty block; memory is taken with the first step, when shapes and dtypes are known.
 
         Args:
             capacity: T, steps per sub-env.
-            num_envs: Sub-envs of each env worker, in the order of their columns.
+            num_envs: Sub-envs of each env worker.
+            env_ids: The env workers, in the order of their columns; None means 0, 1, and so on.
         """
         self.capacity = capacity
-        self.env_ids: Sequence[int] = range(len(num_envs))
+        self._env_ids = list(range(len(num_envs)) if env_ids is None else env_ids)
+        self._indices = {env_id: index for index, env_id in enumerate(self._env_ids)}
         stops = np.cumsum(num_envs).tolist()
         self._slices = [slice(stop - count, stop) for stop, count in zip(stops, num_envs, strict=True)]
         self._width = stops[-1]
@@ -56,12 +73,27 @@ class RolloutBlock:
         self._fields: dict[str, Tree] = {}
         self._columns: list[dict[str, Tree]] = []
         self._names: set[str] = set()
+        self._timer = Timer()
+        self._is_traced = False
 
-    def add(self, index: int, env_ret: EnvRet, response: PolicyResponse) -> None:
+    def add_all(self, env_ids: Sequence[int], *env_rets_and_responses: Any) -> None:
+        """Add one step of some env workers.
+
+        Args:
+            env_ids: The env workers.
+            *env_rets_and_responses: First what each saw, then what was done there, both in the order of the ids.
+        """
+        count = len(env_ids)
+        # Not worth in every step what measuring costs.
+        with self._timer.measure("store") if self._is_traced else _NOTHING:
+            for number, env_id in enumerate(env_ids):
+                self.add(env_id, env_rets_and_responses[number], env_rets_and_responses[count + number])
+
+    def add(self, env_id: int, env_ret: EnvRet, response: PolicyResponse) -> None:
         """Close the open row of an env worker by what came of it, and open the next one.
 
         Args:
-            index: Of the env worker in this block.
+            env_id: The env worker.
             env_ret: What was seen, [N_worker, ...].
             response: What was done there, [N_worker, ...].
 
@@ -69,10 +101,11 @@ class RolloutBlock:
             ProtocolError: If the block is full.
             ShapeError: If a field has another shape, or numbers of another kind, than in the steps before.
         """
+        index = self._indices[env_id]
         row = self._rows[index]
         if row == self.capacity:
             raise ProtocolError(
-                f"the block is full after {row} steps of env worker {self._name(index)}: sample and clear it first"
+                f"the block is full after {row} steps of env worker {env_id}: sample and clear it first"
             )
         if row > self._whole[index]:
             self._close(index, row - 1, env_ret)
@@ -87,7 +120,7 @@ class RolloutBlock:
             for name in self._names:
                 _write(columns[name], row, extras[name])
         except (ValueError, KeyError, TypeError) as error:
-            raise _misfit(row, self._name(index), error) from error
+            raise _misfit(row, self._env_ids[index], error) from error
         columns["version"][row] = response.version
         self._rows[index] = row + 1
 
@@ -101,15 +134,27 @@ class RolloutBlock:
                 _write(columns["truncated"], row, env_ret.truncated)
                 _write(columns["valid"], row, ~env_ret.is_reset)
         except (ValueError, KeyError, TypeError) as error:
-            raise _misfit(row, self._name(index), error) from error
+            raise _misfit(row, self._env_ids[index], error) from error
         if env_ret.final_observation is not None:
             self._ends[index].append((row, env_ret.final_observation, env_ret.ended))
 
-    def truncate(self, index: int, env_ret: EnvRet) -> None:
-        """Close the open row of an env worker, and write what was seen next into all rows that lack it."""
+    def truncate(self, env_id: int, env_ret: EnvRet, steps: int | None = None) -> bool:
+        """Close the open row of an env worker by its latest result, so that its fragment is whole.
+
+        Args:
+            env_id: The env worker.
+            env_ret: Its latest result.
+            steps: How many steps the fragment must have; None takes any number.
+
+        Returns:
+            Whether it is whole; with another number of steps, of which some were lost on the way, nothing is closed.
+        """
+        index = self._indices[env_id]
         start, stop = self._whole[index], self._rows[index]
+        if steps is not None and stop - start != steps:
+            return False
         if start == stop:
-            return
+            return True
         self._close(index, stop - 1, env_ret)
         following = self._columns[index]["next_observation"]
         later = tree_map(lambda leaf: leaf[start + 1 : stop], self._columns[index]["observation"])
@@ -120,66 +165,61 @@ class RolloutBlock:
             for row, final_observation, ended in self._ends[index]:
                 _write(following, row, final_observation, ended)
         except (ValueError, KeyError, TypeError) as error:
-            raise _misfit(row, self._name(index), error) from error
+            raise _misfit(row, self._env_ids[index], error) from error
         self._ends[index].clear()
         self._whole[index] = stop
+        return True
 
-    def drop(self, index: int) -> tuple[int, int]:
-        """Forget the rows of an env worker since its last truncation.
+    def drop(self, env_ids: Sequence[int]) -> dict[int, Dropped]:
+        """Forget the rows of some env workers since their last truncations, and count them."""
+        dropped = {}
+        for env_id in env_ids:
+            index = self._indices[env_id]
+            start, stop = self._whole[index], self._rows[index]
+            lost = int(self._columns[index]["valid"][start : stop - 1].sum()) if start < stop else 0
+            dropped[env_id] = Dropped(stop - start, lost)
+            self._forget(index, start)
+        return dropped
 
-        Returns:
-            How many rows these were, an open one among them, and how many valid transitions were lost with them.
-        """
-        start, stop = self._whole[index], self._rows[index]
-        if start == stop:
-            return 0, 0
-        lost = int(self._columns[index]["valid"][start : stop - 1].sum())
-        self._forget(index, start)
-        return stop - start, lost
-
-    def take(self, index: int) -> dict[str, Tree]:
-        """Return copies of the rows of an env worker and forget them: the fields of ``sample``, [T, N_worker, ...].
+    def take(self, env_id: int) -> Fragment:
+        """Remove the fragment of an env worker, with copies of the fields of ``sample``, [T, N_worker, ...].
 
         Raises:
-            ProtocolError: If there are none, or one is open.
+            ProtocolError: If there is none, or it is not whole.
         """
+        index = self._indices[env_id]
         stop = self._rows[index]
         if not 0 < stop == self._whole[index]:
-            raise ProtocolError(f"env worker {self._name(index)} has no whole fragment: call truncate_episodes first")
+            raise ProtocolError(f"env worker {env_id} has no whole fragment: call truncate_episodes first")
         fields: dict[str, Tree] = tree_map(lambda leaf: leaf[:stop].copy(), self._columns[index])
         self._forget(index, 0)
-        return fields
+        return Fragment(env_id, fields)
 
     def _forget(self, index: int, start: int) -> None:
-        for name, flag in _FLAGS.items():
+        for name, flag in _FLAGS.items() if self._fields else ():
             self._columns[index][name][start : self._rows[index]] = flag
         self._rows[index] = self._whole[index] = start
         self._ends[index].clear()
 
-    def rows(self, index: int) -> int:
-        """Count the rows of an env worker, an open one among them."""
-        return self._rows[index]
-
-    def add_fragment(self, index: int, fields: Mapping[str, Tree]) -> None:
-        """Write consecutive whole transitions of an env worker.
-
-        Args:
-            index: Of the env worker in this block.
-            fields: Those of ``sample``, arrays [T', N_worker, ...]; ``valid`` and ``version`` may be missing.
+    def add_fragment(self, fragment: Fragment) -> None:
+        """Write whole transitions of an env worker; ``valid`` and ``version`` may be missing.
 
         Raises:
-            NotEnoughData: If fewer than T' rows are free.
+            NotEnoughData: If too few rows are free.
             ProtocolError: If a row is open.
             ShapeError: If fields are missing, or are others or of other shapes than those of the block.
         """
+        with self._timer.measure("store"):
+            self._add_fragment(fragment.env_id, fragment.fields)
+
+    def _add_fragment(self, env_id: int, fields: Mapping[str, Tree]) -> None:
+        index = self._indices[env_id]
         start, count = self._rows[index], len(fields["reward"])
         if start != self._whole[index]:
-            raise ProtocolError(
-                f"env worker {self._name(index)} has an open row: call truncate_episodes before add_episode"
-            )
+            raise ProtocolError(f"env worker {env_id} has an open row: call truncate_episodes before add_episode")
         if start + count > self.capacity:
             raise NotEnoughData(
-                f"{count} steps do not fit: {self.capacity - start} rows of env worker {self._name(index)} are free"
+                f"{count} steps do not fit: {self.capacity - start} rows of env worker {env_id} are free"
             )
         shape = fields["reward"].shape
         given = {"valid": np.ones(shape, np.bool_), "version": np.full(shape, -1), **fields}
@@ -192,7 +232,7 @@ class RolloutBlock:
             for name, value in given.items():
                 _write(self._columns[index][name], slice(start, start + count), value)
         except (ValueError, KeyError, TypeError) as error:
-            raise _misfit(start, self._name(index), error) from error
+            raise _misfit(start, env_id, error) from error
         self._rows[index] = self._whole[index] = start + count
 
     def sample(self) -> TensorDict:
@@ -214,8 +254,14 @@ class RolloutBlock:
         if len(set(self._rows)) > 1:
             raise NotEnoughData(f"env workers are at different steps {self._rows}: collect until all are equal")
         length = self._rows[0]
-        tensors = tree_map(lambda leaf: torch.from_numpy(leaf[:length]), self._fields)
-        return TensorDict(tensors, batch_size=[length, self._width])
+        with self._timer.measure("sample"):
+            tensors = tree_map(lambda leaf: torch.from_numpy(leaf[:length]), self._fields)
+            return TensorDict(tensors, batch_size=[length, self._width])
+
+    def sample_pieces(self, count: int) -> list[TensorDict]:
+        """Return the data in pieces of whole sub-envs, ``[T, N']`` each; some have none where there are too few."""
+        data = self.sample()
+        return [data[:, block.start : block.stop] for block in blocks(data.batch_size[1], count)]
 
     def clear(self) -> None:
         """Forget all steps; the memory is used again, unless what ``sample`` returned is still in use."""
@@ -244,8 +290,14 @@ class RolloutBlock:
             raise NotEnoughData("the block is empty")
         return min(int(rows.min()) for rows in held), max(int(rows.max()) for rows in held)
 
-    def _name(self, index: int) -> int:
-        return self.env_ids[index]
+    def record_spans(self) -> None:
+        """Write down, from now on, when data are stored and sampled."""
+        self._is_traced = True
+        self._timer.record_spans()
+
+    def take_spans(self) -> list[Span]:
+        """Return what was written down since the last call."""
+        return self._timer.take_spans()
 
     def _allocate(self, env_ret: EnvRet, response: PolicyResponse) -> None:
         clash = [name for name in response.extras if name in RESERVED]

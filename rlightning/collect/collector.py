@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlightning.buffer.shard import Dropped
+from rlightning.buffer.storage import Dropped
 from rlightning.collect.rate_limiter import RateLimiter
 from rlightning.env.env_group import EnvGroup
 from rlightning.env.faults import FaultCounts

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlightning.buffer.data_buffer import DataBuffer
-from rlightning.buffer.shard import Dropped
+from rlightning.buffer.storage import Dropped
 from rlightning.collect.collector import Asked, Collector
 from rlightning.env.env_group import EnvGroup
 from rlightning.env.env_worker import EnvWorker
@@ -46,27 +46,26 @@ class FragmentWorker:
         # Found anew, since a worker whose env failed is replaced.
         workers: list[EnvWorker] = [in_process_worker(key) for key in self._keys]
         if self._block is None or self._block.capacity != steps:
-            self._block = self._storage_class(steps, [worker.get_meta().num_envs for worker in workers])
-            self._block.env_ids = self._env_ids
+            num_envs = [worker.get_meta().num_envs for worker in workers]
+            self._block = self._storage_class(steps, num_envs, self._env_ids)
         seen: list[EnvRet] = [worker.current() for worker in workers]
         for _ in range(steps):
             responses = policy._rollout_batch(*seen, env_ids=self._env_ids)
             stepped = _step_all(workers, responses)
-            for index, response in enumerate(responses):
-                self._block.add(index, seen[index], response)
+            self._block.add_all(self._env_ids, *seen, *responses)
             seen = stepped
-        for index, env_ret in enumerate(seen):
-            self._block.truncate(index, env_ret)
+        for env_id, env_ret in zip(self._env_ids, seen, strict=True):
+            self._block.truncate(env_id, env_ret)
 
-    def take(self, index: int, collected: None) -> Fragment:
+    def take(self, env_id: int, collected: None) -> Fragment:
         """Return the fragment of one of the env workers, after the call that collected it."""
-        return Fragment(self._env_ids[index], self._block.take(index))
+        fragment: Fragment = self._block.take(env_id)
+        return fragment
 
     def drop(self) -> dict[int, Dropped]:
         """Forget what there is of fragments that are not whole, and return what that was."""
-        if self._block is None:
-            return {env_id: Dropped() for env_id in self._env_ids}
-        return {env_id: Dropped(*self._block.drop(index)) for index, env_id in enumerate(self._env_ids)}
+        dropped: dict[int, Dropped] = {} if self._block is None else self._block.drop(self._env_ids)
+        return dropped
 
 
 def _step_all(workers: Sequence[EnvWorker], responses: Sequence[PolicyResponse]) -> list[EnvRet]:
@@ -138,8 +137,8 @@ class FragmentCollector(Collector):
             made = actor.host.run(_collect, actor.key, steps, *before, *actor.last, method="collect")
             actor.last[:] = [made]
             asked.calls.append(made)
-            for index, env_id in enumerate(actor.env_ids):
-                fragment = actor.fragments.call(FragmentWorker.take, index, made)
+            for env_id in actor.env_ids:
+                fragment = actor.fragments.call(FragmentWorker.take, env_id, made)
                 if past_buffer:
                     asked.whole[env_id], asked.fragments[env_id] = made, fragment
                 else:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlightning.buffer.data_buffer import DataBuffer
-from rlightning.buffer.shard import Dropped
+from rlightning.buffer.storage import Dropped
 from rlightning.collect.collector import Asked, Collector
 from rlightning.env.env_group import EnvGroup
 from rlightning.policy.policy_group import PolicyGroup

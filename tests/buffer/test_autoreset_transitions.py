@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from rlightning.buffer.data_buffer import DataBuffer
-from rlightning.buffer.shard import BufferShard
 from rlightning.buffer.storage import RolloutBlock
 from rlightning.config import EnvConfig
 from rlightning.env import EnvGroup, EnvWorker
@@ -36,7 +35,7 @@ KINDS = {
 def collect(make, kind, num_blocks=STEPS // BLOCK):
     """Step for 600 steps or fewer, a block of 100 at a time; gives the blocks and the counted episodes."""
     envs = EnvGroup([make(EnvWorker, GymnasiumEnv, KINDS[kind], 0, 7)])
-    buffer = DataBuffer([make(BufferShard, RolloutBlock, BLOCK, [N])])
+    buffer = DataBuffer([make(RolloutBlock, BLOCK, [N])])
     response = BatchedData([0], [PolicyResponse(np.zeros(N, np.int64), version=1)])
     blocks, env_rets = [], envs.reset()
     for _ in range(num_blocks):

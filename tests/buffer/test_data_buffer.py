@@ -9,7 +9,6 @@ from tensordict import TensorDict
 
 from rlightning.buffer.assignment import BufferRoutes, blocks
 from rlightning.buffer.data_buffer import DataBuffer
-from rlightning.buffer.shard import BufferShard
 from rlightning.buffer.storage import RolloutBlock
 from rlightning.errors import NotEnoughData, ProtocolError, ShapeError, WorkerError
 from rlightning.runtime import LocalFuture, as_handle, gather
@@ -26,8 +25,10 @@ def start(request):
     pool = WorkerPool()
 
     def start(index, num_envs):
-        args = (RolloutBlock, 2, num_envs)
-        return pool.start([WorkerSpec(BufferShard, args, f"buffer[{index}]", request.param == "ray", num_cpus=0.01)])[0]
+        args = (2, num_envs)
+        return pool.start([WorkerSpec(RolloutBlock, args, f"buffer[{index}]", request.param == "ray", num_cpus=0.01)])[
+            0
+        ]
 
     yield start
     pool.stop()
@@ -210,7 +211,7 @@ def shards(shard, second_shard):
 
     def make(*args):
         pair = [shard, second_shard]
-        gather([as_handle(one).run(build_anew, RolloutBlock, 2, *its) for one, its in zip(pair, args, strict=True)])
+        gather([as_handle(one).run(build_anew, 2, *its) for one, its in zip(pair, args, strict=True)])
         return pair
 
     yield make
@@ -276,7 +277,7 @@ def test_a_shard_with_several_learners_gives_each_some_of_its_sub_envs(shards):
 
 
 def test_more_learners_than_sub_envs_get_pieces_without_any():
-    buffer = DataBuffer([BufferShard(RolloutBlock, 1, [1])], num_learners=2)
+    buffer = DataBuffer([RolloutBlock(1, [1])], num_learners=2)
     buffer.add_transition(0, ret([1]), answer([0]))
     buffer.truncate_episodes(BatchedData([0], [ret([2])]))
     assert [tuple(piece.batch_size) for piece in gather(buffer.sample())] == [(1, 1), (1, 0)]
@@ -290,7 +291,7 @@ def test_messages_of_a_later_shard_name_the_env_worker_of_the_run(shards):
 
 
 def test_shards_without_work_are_refused():
-    shards = [BufferShard(RolloutBlock, 1, [1]) for _ in range(2)]
+    shards = [RolloutBlock(1, [1]) for _ in range(2)]
     with pytest.raises(ValueError, match="needs a shard"):
         DataBuffer([])
     with pytest.raises(ValueError, match="2 shards for 1 env workers"):
@@ -310,7 +311,7 @@ def test_blocks_are_neighbours_of_nearly_equal_number(count, parts):
 
 def test_close_ends_what_was_started_once():
     calls = []
-    buffer = DataBuffer([BufferShard(RolloutBlock, 1, [1])], on_close=lambda: calls.append("closed"))
+    buffer = DataBuffer([RolloutBlock(1, [1])], on_close=lambda: calls.append("closed"))
     buffer.close()
     buffer.close()
     assert calls == ["closed"]

@@ -3,8 +3,7 @@
 import pytest
 
 from rlightning.buffer.data_buffer import DataBuffer
-from rlightning.buffer.shard import BufferShard, Dropped
-from rlightning.buffer.storage import RolloutBlock
+from rlightning.buffer.storage import Dropped, RolloutBlock
 from rlightning.errors import ProtocolError
 from tests.buffer.makers import answer, ret
 
@@ -18,8 +17,8 @@ def test_nothing_is_left_of_a_fragment_that_is_dropped():
     block.add(0, ret([1]), act())
     block.add(0, ret([20], reward=3.0, terminated=True, final=[2]), act())
     # A whole transition, and an open row.
-    assert block.drop(0) == (2, 1)
-    assert (block.rows(0), block.size()) == (0, 0)
+    assert block.drop([0]) == {0: Dropped(2, 1)}
+    assert block.size() == 0
     for number in (7, 8):
         block.add(0, ret([number]), act())
     block.truncate(0, ret([9]))
@@ -34,8 +33,8 @@ def test_only_valid_transitions_are_counted_as_dropped():
     block = RolloutBlock(3, [2])
     for _ in range(3):
         block.add(0, ret([1, 2], is_reset=[1, 0]), answer([0, 0]))
-    assert block.drop(0) == (3, 2)
-    assert block.drop(0) == (0, 0)
+    assert block.drop([0]) == {0: Dropped(3, 2)}
+    assert block.drop([0]) == {0: Dropped(0, 0)}
 
 
 def test_what_is_whole_stays_where_it_is():
@@ -43,15 +42,15 @@ def test_what_is_whole_stays_where_it_is():
     block.add(0, ret([1]), act())
     block.truncate(0, ret([2], reward=3.0))
     block.add(0, ret([2]), act())
-    assert block.drop(0) == (1, 0)
+    assert block.drop([0]) == {0: Dropped(1, 0)}
     data = block.sample()
     assert (data["observation"].item(), data["next_observation"].item(), data["reward"].item()) == (1, 2, 3)
 
 
 @pytest.mark.parametrize("shards", [1, 2])
 def test_each_shard_drops_the_fragments_of_its_env_workers(shards):
-    made = {1: [BufferShard(RolloutBlock, 3, [1, 1, 1])], 2: [BufferShard(RolloutBlock, 3, [1, 1], [0, 1])]}
-    made[2].append(BufferShard(RolloutBlock, 3, [1], [2]))
+    made = {1: [RolloutBlock(3, [1, 1, 1])], 2: [RolloutBlock(3, [1, 1], [0, 1])]}
+    made[2].append(RolloutBlock(3, [1], [2]))
     buffer = DataBuffer(made[shards], num_env_workers=3)
     for env_id in range(3):
         for number in (1, 2):
@@ -64,10 +63,10 @@ def test_each_shard_drops_the_fragments_of_its_env_workers(shards):
 
 
 def test_a_whole_fragment_is_taken_out_and_leaves_room_for_the_next_one():
-    shard = BufferShard(RolloutBlock, 2, [1, 2], [3, 5])
+    shard = RolloutBlock(2, [1, 2], [3, 5])
     for first in (1, 11):
-        shard.add([5], ret([first, 0], terminated=False), answer([0, 0], version=4))
-        shard.add([5], ret([first + 1, 0], truncated=[1, 0], final=[first + 9, 0]), answer([0, 0], version=4))
+        shard.add(5, ret([first, 0], terminated=False), answer([0, 0], version=4))
+        shard.add(5, ret([first + 1, 0], truncated=[1, 0], final=[first + 9, 0]), answer([0, 0], version=4))
         assert shard.truncate(5, ret([first + 2, 0]), 2)
         fragment = shard.take(5)
         assert (fragment.env_id, fragment.policy_state) == (5, None)

@@ -7,6 +7,7 @@ import torch
 from rlightning.buffer.storage import RESERVED, RolloutBlock
 from rlightning.errors import NotEnoughData, ProtocolError, ShapeError
 from rlightning.types import EnvRet, PolicyResponse
+from rlightning.types.fragment import Fragment
 from tests.buffer.makers import answer, column, ret
 
 
@@ -349,7 +350,7 @@ def episode(steps, rows=1, **more):
 
 def test_an_episode_of_whole_transitions_is_taken_and_may_be_followed_by_steps():
     block = RolloutBlock(3, [1])
-    block.add_fragment(0, episode(2))
+    block.add_fragment(Fragment(0, episode(2)))
     block.add(0, ret([2]), answer([1], version=7))
     block.truncate(0, ret([3], reward=5.0))
     data = block.sample()
@@ -361,7 +362,7 @@ def test_an_episode_of_whole_transitions_is_taken_and_may_be_followed_by_steps()
 
 def test_an_episode_keeps_what_it_says_of_validity_and_versions():
     block = RolloutBlock(2, [1])
-    block.add_fragment(0, episode(2, valid=torch.tensor([[True], [False]]), version=torch.tensor([[4], [6]])))
+    block.add_fragment(Fragment(0, episode(2, valid=torch.tensor([[True], [False]]), version=torch.tensor([[4], [6]]))))
     assert block.size() == 1
     assert block.versions() == (4, 6)
 
@@ -369,27 +370,27 @@ def test_an_episode_keeps_what_it_says_of_validity_and_versions():
 def test_an_episode_has_the_dtypes_of_every_block():
     block = RolloutBlock(2, [1])
     version = torch.tensor([[4], [6]], dtype=torch.int32)
-    block.add_fragment(0, episode(2, reward=torch.tensor([[1], [2]]), version=version))
+    block.add_fragment(Fragment(0, episode(2, reward=torch.tensor([[1], [2]]), version=version)))
     data = block.sample()
     assert (data["reward"].dtype, data["version"].dtype) == (torch.float32, torch.int64)
     assert data["reward"].flatten().tolist() == [1, 2]
     # ~1 is 254 as a byte: a factor where a learner expects a flag.
     with pytest.raises(ShapeError, match="got uint8, the block holds bool"):
-        RolloutBlock(2, [1]).add_fragment(0, episode(2, terminated=torch.zeros(2, 1, dtype=torch.uint8)))
+        RolloutBlock(2, [1]).add_fragment(Fragment(0, episode(2, terminated=torch.zeros(2, 1, dtype=torch.uint8))))
 
 
 def test_an_episode_that_does_not_fit_is_refused():
     block = RolloutBlock(3, [1])
     with pytest.raises(NotEnoughData, match="3 rows of env worker 0 are free"):
-        block.add_fragment(0, episode(4))
+        block.add_fragment(Fragment(0, episode(4)))
     with pytest.raises(ShapeError, match="the episode has the fields"):
-        block.add_fragment(0, episode(2, next_observation=None))
+        block.add_fragment(Fragment(0, episode(2, next_observation=None)))
     block.add(0, ret([1]), answer([0]))
     with pytest.raises(ProtocolError, match="open row"):
-        block.add_fragment(0, episode(2))
+        block.add_fragment(Fragment(0, episode(2)))
     block.truncate(0, ret([2]))
     with pytest.raises(ShapeError, match="the episode has the fields"):
-        block.add_fragment(0, episode(2, log_prob=torch.zeros(2, 1)))
+        block.add_fragment(Fragment(0, episode(2, log_prob=torch.zeros(2, 1))))
     with pytest.raises(ShapeError, match="does not fit"):
-        block.add_fragment(0, episode(2, rows=2))
+        block.add_fragment(Fragment(0, episode(2, rows=2)))
     assert block.size() == 1

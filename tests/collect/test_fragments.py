@@ -7,7 +7,6 @@ import pytest
 
 from rlightning.assembly.assemble import assemble, build_env_group, build_policy_group
 from rlightning.buffer.data_buffer import DataBuffer
-from rlightning.buffer.shard import BufferShard
 from rlightning.buffer.storage import RolloutBlock
 from rlightning.collect.fragments import FragmentCollector
 from rlightning.collect.rate_limiter import RateLimiter
@@ -88,13 +87,13 @@ def test_env_workers_with_processes_of_their_own_give_no_fragments():
     envs = build_env_group(config())
     try:
         with pytest.raises(ProtocolError, match="env worker 0 does not live in the process of an eval policy"):
-            FragmentCollector(envs, DataBuffer([BufferShard(RolloutBlock, 5, [2])]), RolloutBlock)
+            FragmentCollector(envs, DataBuffer([RolloutBlock(5, [2])]), RolloutBlock)
     finally:
         envs.close()
 
 
 def test_each_shard_takes_the_fragments_of_its_env_workers():
-    shards = [BufferShard(RolloutBlock, 2, [1], [0]), BufferShard(RolloutBlock, 2, [2], [1])]
+    shards = [RolloutBlock(2, [1], [0]), RolloutBlock(2, [2], [1])]
     buffer = DataBuffer(shards, num_env_workers=2, num_learners=2)
 
     def fragment(env_id, *columns):
