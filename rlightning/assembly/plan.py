@@ -93,7 +93,7 @@ def plan_run(config: Config, cluster: Cluster | None = None, workers: WorkerPlan
         PlacementError: With all that does not fit the cluster.
     """
     workers = workers if workers is not None else plan_workers(config)
-    config = settle_way(config)
+    config = settle_way(config, workers.way)
     routes = routes_in_order(len(workers.env), len(workers.buffer), len(workers.train))
     placement = None
     if cluster is not None and config.cluster.any_remote:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
@@ -163,13 +163,12 @@ class Run:
 
     def close(self, *pools: WorkerPool) -> None:
         """End the workers of pools; with the last pool of the run, what it holds on the cluster is given back."""
-        try:
-            for pool in pools:
-                pool.stop()
-        finally:
+        with ExitStack() as stack:  # each is stopped, whatever the others raise
             self._pools = [pool for pool in self._pools if pool not in pools]
             if not self._pools:
-                self._release()
+                stack.callback(self._release)
+            for pool in pools:
+                stack.callback(pool.stop)
 
     def close_hosts(self) -> None:
         """End the processes that env workers live in, where no policy group has taken them over."""

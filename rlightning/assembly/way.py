@@ -37,13 +37,12 @@ def choose_way(config: Config) -> Way:
     )
 
 
-def settle_way(config: Config) -> Config:
-    """Replace "auto" by the strategy that was chosen."""
-    strategy = "process-colocate" if choose_way(config).by_fragment else "default"
+def settle_way(config: Config, way: Way) -> Config:
+    """Replace "auto" by the strategy of the way that was chosen."""
     placement = config.cluster.placement
     if placement.env_strategy != "auto":
         return config
-    settled = placement.model_copy(update={"env_strategy": strategy})
+    settled = placement.model_copy(update={"env_strategy": "process-colocate" if way.by_fragment else "default"})
     return config.model_copy(update={"cluster": config.cluster.model_copy(update={"placement": settled})})
 
 

@@ -49,12 +49,12 @@ def test_what_does_not_go_by_fragment_goes_step_by_step_and_says_why(options, re
 def test_a_strategy_that_is_named_is_taken(strategy):
     made = auto(env={"num_workers": 3}, cluster={"placement": {"env_strategy": strategy}})
     assert choose_way(made).by_fragment == (strategy == "process-colocate")
-    assert settle_way(made) is made
+    assert settle_way(made, choose_way(made)) is made
 
 
 def test_the_choice_takes_the_place_of_auto():
-    assert settle_way(auto()).cluster.placement.env_strategy == "process-colocate"
-    assert settle_way(auto(engine="rsl")).cluster.placement.env_strategy == "default"
+    for made, strategy in ((auto(), "process-colocate"), (auto(engine="rsl"), "default")):
+        assert settle_way(made, choose_way(made)).cluster.placement.env_strategy == strategy
 
 
 def test_only_the_preset_of_ray_leaves_it_to_the_choice():
