@@ -28,9 +28,9 @@ class GradientAverage:
         """Watch parameters.
 
         Args:
-            parameters: Lists them: the same ones in the same order on all ranks. It is asked for each average, since an
-                author may add and replace some; those that need no gradient take part from when they need one.
-            group: Who averages.
+            parameters: Returns them: the same ones in the same order on all ranks. It is called for each average, since
+                an author may add and replace some; those that need no gradient take part from when they need one.
+            group: The ranks that average.
         """
         self._list, self._group = parameters, group
         self._samples = 1.0
@@ -53,7 +53,7 @@ class GradientAverage:
 
     @contextmanager
     def weigh(self, samples: float) -> Iterator[None]:
-        """Say over how many samples the losses of the backward passes inside are means.
+        """Set the number of samples that the losses of the backward passes inside are means over.
 
         Without it, all ranks count the same.
         """

@@ -31,7 +31,7 @@ class Communicator:
         self._generation, self._timeout_s, self._device = 0, 300.0, "cpu"
 
     def offer(self) -> tuple[str, int]:
-        """Listen for the others, who are told the address and port; called on the rank that becomes 0."""
+        """Listen for the others; returns address and port for them. Called on the rank that becomes 0."""
         self._offered = Rendezvous.host(address=LOOPBACK if self.is_on_one_node else own_address())
         return self._offered.address, self._offered.port
 
@@ -47,17 +47,17 @@ class Communicator:
         timeout_s: float = 300.0,
         device: str = "cpu",
     ) -> None:
-        """Meet all others; the groups of the generation before are left first.
+        """Form the group of all members; those of an earlier generation are left first.
 
         Args:
             rank: Among all members.
             size: Number of members.
-            address: Where rank 0 listens: what ``offer`` gave, or where it shall begin to.
+            address: Address that rank 0 listens at, or will: what ``offer`` returned.
             port: Likewise.
             backend: That of the group of all.
             generation: Number of this formation.
             timeout_s: Seconds that each call waits for the others.
-            device: Where tensors live.
+            device: Device of the tensors.
         """
         self.close(f"generation {generation} took its place")
         offered, self._offered = self._offered, None
@@ -72,14 +72,14 @@ class Communicator:
         self.form(range(size), ParallelMode.GLOBAL, backend)
 
     def form(self, ranks: Sequence[int], mode: ParallelMode, backend: str, *, as_default: bool = False) -> None:
-        """Form a group with others of the same generation; nothing to do for those who are not among the ranks.
+        """Form a group with others of the same generation; nothing to do where this member is not among the ranks.
 
         Args:
             ranks: Ranks of the members.
-            mode: What the group is for.
+            mode: Its purpose.
             backend: "gloo" or "nccl".
-            as_default: Make it torch's default group as well, for code that knows just that; only where this is the
-                only rank of the process. A default group of others is left alone.
+            as_default: Make it torch's default group as well, for code that needs one; only where this is the only
+                rank of the process. A default group that is there already is left alone.
 
         Raises:
             ProtocolError: Before ``enter``.
@@ -110,7 +110,7 @@ class Communicator:
         return list(self._groups.get(mode, ()))
 
     def group(self, mode: ParallelMode) -> Group:
-        """Give the first group of a kind; a group of one where there is none."""
+        """Return the first group of a kind; a group of one where there is none."""
         groups = self._groups.get(mode)
         return groups[0] if groups else SOLO
 

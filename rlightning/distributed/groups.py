@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from enum import StrEnum
 from typing import Any
@@ -18,7 +19,7 @@ from rlightning.errors import CallTimeout, ConfigError, PeerLost, ProtocolError
 
 
 class ParallelMode(StrEnum):
-    """What a group is for."""
+    """The purpose of a group."""
 
     GLOBAL = "global"
     """The default group: all ranks."""
@@ -31,19 +32,16 @@ class ParallelMode(StrEnum):
 
 
 class Group:
-    """The ranks that do something together.
+    """Ranks that make collective calls, in the same order on all of them.
 
-    It is built straight on a backend of torch and not on torch's default group. So several ranks may live in one
-    process, and groups can be formed again for other members, as a new generation. A group of one rank has no backend
-    and nothing to do.
-
-    Every call waits for the other ranks, all of which have to make the same calls in the same order.
+    It is built on a backend of torch and not on torch's default group. So several ranks may live in one process, and
+    groups can be formed again for other members, as a new generation. A group of one rank has no backend.
 
     Attributes:
         name: Names the group in messages.
-        mode: What it is for.
+        mode: Its purpose.
         ranks: The global ranks of its members.
-        rank: The place of this member among them: the rank within the group.
+        rank: The rank of this member within the group.
         size: Number of members.
         generation: Which formation of the groups it belongs to.
         timeout_s: Seconds that one call waits for the others.
@@ -79,17 +77,17 @@ class Group:
         timeout_s: float = 300.0,
         device: str = "cpu",
     ) -> Group:
-        """Meet the other members; returns when all are there.
+        """Form a group with the other members; returns when all are there.
 
         Args:
-            rendezvous: Where they meet.
-            mode: What the group is for.
+            rendezvous: The store that all members use.
+            mode: Its purpose.
             ranks: Global ranks of the members, the same for each of them.
             own_rank: Global rank of this member.
             backend: "gloo" or "nccl".
             generation: Groups of different generations do not meet.
             timeout_s: Seconds to wait for the others, here and in every call.
-            device: Where tensors of calls without an argument, such as ``barrier``, live.
+            device: Device of the tensors of calls without an argument, such as ``barrier``.
 
         Raises:
             CallTimeout: If a member does not come.
@@ -103,7 +101,7 @@ class Group:
             if backend not in _BACKENDS:
                 raise ConfigError(f"there is no backend {backend!r} for groups; choose {' or '.join(_BACKENDS)}")
             make, store = _BACKENDS[backend], rendezvous.store(f"{generation}/{group.name}")
-            with _Blame(group, "form"):
+            with _named_errors(group, "form"):
                 group._backend = make(store, group.rank, group.size, timedelta(seconds=timeout_s), rendezvous)
         _open[mode] = group
         return group
@@ -139,7 +137,7 @@ class Group:
         return tensor
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        """Give the tensors of all ranks, in the order of the ranks; errors as in ``all_reduce_``.
+        """Return the tensors of all ranks, in the order of the ranks; errors as in ``all_reduce_``.
 
         Args:
             tensor: [L, ...]; L may differ from rank to rank, the rest and the dtype may not.
@@ -170,14 +168,14 @@ class Group:
         signal.item()  # waits for the device, where there is one
 
     def close(self, reason: str = "it was closed") -> None:
-        """Leave the group; ranks that wait for this one are told at once. May be called twice.
+        """Leave the group; calls of other ranks that wait for this one fail at once. May be called twice.
 
         Args:
-            reason: Why, for whoever calls the group afterwards.
+            reason: Part of the error that later calls of this group raise.
         """
         if self.size > 1 and not self._closed:
             self._closed = reason
-            # The connections end with the last reference, and only that wakes those who wait.
+            # The connections end with the last reference, and only that ends the calls that wait.
             self._backend = None
 
     @property
@@ -194,29 +192,21 @@ class Group:
                     f" call PolicyGroup.init_comm_group to form the groups again"
                 )
             return
-        with _Blame(self, phase):
+        with _named_errors(self, phase):
             start(backend).wait()
 
-    def __repr__(self) -> str:
-        return f"Group({self.name}, rank {self.rank} of {self.size}, generation {self.generation})"
 
-
-class _Blame:
-    """Turns what a backend raises into an error that names rank, group, generation and phase."""
-
-    def __init__(self, group: Group, phase: str) -> None:
-        self._group, self._phase = group, phase
-
-    def __enter__(self) -> None:
-        self._start = time.monotonic()
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        if not isinstance(error, RuntimeError | dist.DistError):
-            return
-        group, waited = self._group, time.monotonic() - self._start
+@contextmanager
+def _named_errors(group: Group, phase: str) -> Iterator[None]:
+    """Turn what a backend raises into an error that names rank, group, generation and phase."""
+    start = time.monotonic()
+    try:
+        yield
+    except (RuntimeError, dist.DistError) as error:
+        waited = time.monotonic() - start
         where = (
             f"rank {group.rank} of {group.size} in the group {group.name} of generation {group.generation}, "
-            f"phase {self._phase}"
+            f"phase {phase}"
         )
         # The text of a backend says in many ways that it waited too long, and not all are right.
         if waited >= 0.95 * group.timeout_s:

@@ -1,10 +1,10 @@
-"""Which ranks there are and which groups they form: pure decisions from facts about the members."""
+"""The ranks of processes and the groups that they form: pure decisions."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from rlightning.distributed.groups import ParallelMode
@@ -12,10 +12,10 @@ from rlightning.distributed.groups import ParallelMode
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """What is known of a process, or of an object in this one, before it has a rank.
+    """A process, or an object in this one, before it has a rank.
 
     Attributes:
-        key: What the caller knows it by; hashable.
+        key: Identifies it for the caller; hashable.
         node: Id of its node.
         devices: GPUs that it may use, in the numbering of the node; empty on the CPU.
         trains: Whether it is a train policy.
@@ -28,11 +28,11 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class Rank:
     """The ranks of a member.
 
     Attributes:
-        member: Who.
+        member: The member.
         rank, local_rank: Among all, and among those of its node.
         local_size: Members on its node.
     """
@@ -48,7 +48,7 @@ class PlannedGroup:
     """A group to form.
 
     Attributes:
-        mode: What it is for.
+        mode: Its purpose.
         ranks: Global ranks; the order is that of the ranks within the group.
         backend: "nccl" or "gloo".
     """
@@ -63,12 +63,12 @@ class GroupPlan:
     """All ranks and all groups.
 
     Attributes:
-        seats: By rank; the first one's node is where all meet.
+        members: By rank; all connect to the node of the first one.
         backend: That of the group of all.
         groups: In the order in which they are formed.
     """
 
-    seats: tuple[Seat, ...]
+    members: tuple[Rank, ...]
     backend: str
     groups: tuple[PlannedGroup, ...]
 
@@ -94,31 +94,29 @@ def plan_groups(
         in the order given.
 
     >>> plan = plan_groups([Member("a", "n0", (1,), True), Member("b", "n0", (0,), True), Member("c", "n1")])
-    >>> [(seat.member.key, seat.rank, seat.local_rank) for seat in plan.seats]
+    >>> [(each.member.key, each.rank, each.local_rank) for each in plan.members]
     [('b', 0, 0), ('a', 1, 1), ('c', 2, 0)]
     """
-    nodes = {node: place for place, node in enumerate(dict.fromkeys(member.node for member in members))}
+    nodes = {node: index for index, node in enumerate(dict.fromkeys(member.node for member in members))}
     ordered = sorted(members, key=lambda member: (nodes[member.node], member.devices))
-    sizes = Counter(member.node for member in members)
-    by_node: dict[str, list[int]] = {node: [] for node in nodes}
-    seats = []
-    for rank, member in enumerate(ordered):
-        own = by_node[member.node]
-        seats.append(Seat(member, rank, len(own), sizes[member.node]))
-        own.append(rank)
-    ranks = {seat.member.key: seat.rank for seat in seats}
-    wanted = [(ParallelMode.INTRA_NODE, tuple(own)) for own in by_node.values()]
+    ranked: list[Rank] = []
+    wanted = []
+    for _, held in groupby(ordered, key=lambda member: member.node):
+        own, first = list(held), len(ranked)
+        ranked += [Rank(member, first + index, index, len(own)) for index, member in enumerate(own)]
+        wanted.append((ParallelMode.INTRA_NODE, tuple(range(first, len(ranked)))))
+    ranks = {each.member.key: each.rank for each in ranked}
     for sender, receivers in transfers:
         wanted.append((ParallelMode.WEIGHT_TRANSFER, (ranks[sender], *(ranks[receiver] for receiver in receivers))))
     if learners := tuple(ranks[member.key] for member in members if member.trains):
         wanted.append((ParallelMode.TRAIN_DATA_PARALLEL, learners))
     groups = [PlannedGroup(mode, own, _backend(backend, [ordered[rank] for rank in own])) for mode, own in wanted]
-    return GroupPlan(tuple(seats), _backend(backend, ordered), tuple(groups))
+    return GroupPlan(tuple(ranked), _backend(backend, ordered), tuple(groups))
 
 
 def _backend(wish: str, members: Sequence[Member]) -> str:
-    """Choose a backend: nccl wants a device of its own for each rank."""
+    """Choose a backend: nccl needs a device of its own for each rank."""
     if wish != "nccl":
         return wish
-    seats = {(member.node, member.devices) for member in members}
-    return "nccl" if len(seats) == len(members) and all(member.devices for member in members) else "gloo"
+    devices = {(member.node, member.devices) for member in members if member.devices}
+    return "nccl" if len(devices) == len(members) else "gloo"

@@ -1,4 +1,4 @@
-"""Where the ranks of groups find each other."""
+"""The store by which the ranks of groups find each other."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from rlightning.errors import CallTimeout, PeerLost
 LOOPBACK = "127.0.0.1"
 """The address of this machine that no other one reaches."""
 _WAITING = 2048
-"""Ranks that may knock at once."""
+"""Connections that may wait at once."""
 _ELSEWHERE = ("192.0.2.1", 9)
-"""An address that belongs to nobody (RFC 5737): nothing is sent to it, the system is only asked for the way there."""
+"""An address that is reserved for documentation (RFC 5737): nothing is sent to it, it only selects an interface."""
 
 
 class Rendezvous:
     """A store that one rank listens with and all others connect to.
 
     The system chooses its port, and the store listens on it from then on: a port that is found free, let go and taken
-    again later could be somebody else's by then. Any number of groups and generations meet in one store.
+    again later could be another program's by then. Any number of groups and generations meet in one store.
 
     Attributes:
         address: Of the node of the rank that listens.
@@ -60,7 +60,7 @@ class Rendezvous:
         """Connect to the rank that listens.
 
         Raises:
-            CallTimeout: If nobody answers in time.
+            CallTimeout: If there is no answer in time.
         """
         try:
             store = TCPStore(address, port, None, False, timedelta(seconds=timeout_s), wait_for_workers=False)
@@ -71,7 +71,7 @@ class Rendezvous:
         return cls(store, address, port)
 
     def store(self, name: str) -> Store:
-        """Give a part of the store that belongs to one group of one generation."""
+        """Return the part of the store that belongs to one group of one generation."""
         return PrefixStore(name, self._store)
 
 
@@ -81,7 +81,7 @@ def own_address() -> str:
 
 
 def address_towards(address: str, port: int) -> str:
-    """Give the address of this node on the way to another one; the loopback address where there is no way."""
+    """Return the address of this node that another one is reached from; the loopback address where none is."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((address, port))

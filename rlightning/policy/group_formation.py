@@ -66,7 +66,7 @@ class GroupFormation:
             for place, handle in enumerate(handles)
         ]
         plan = plan_groups(known, _joined(transfers, handles), backend)
-        by_rank: list[WorkerHandle] = [seat.member.key for seat in plan.seats]
+        by_rank: list[WorkerHandle] = [each.member.key for each in plan.members]
         address, port = by_rank[0].run(_listen, len(set(nodes)) == 1).result(members.timeout_s)
         self.generation += 1
         # Some leave their old groups even if others fail to come: none is to go on alone then.
@@ -75,8 +75,8 @@ class GroupFormation:
         patience = {} if members.timeout_s is None else {"timeout_s": 0.9 * members.timeout_s}
         options = {"generation": self.generation, **patience}
         meetings = [
-            (seat.rank, len(handles), seat.local_rank, seat.local_size, address, port, plan.backend)
-            for seat in plan.seats
+            (each.rank, len(handles), each.local_rank, each.local_size, address, port, plan.backend)
+            for each in plan.members
         ]
         collective_call(
             [

@@ -136,7 +136,9 @@ class GroupRouting:
         """Ask one policy by one call; a test double by one for each env worker, since it knows nothing else."""
         if not self._members.hooks[handle].is_policy:
             return [handle.call(BasePolicy._rollout, env_ret, **options) for env_ret in env_rets]
-        named = self._named(handle, env_ids, options)
+        named = {**options, "env_ids": env_ids}
+        if self._weights.pending:
+            named |= self._needed(handle)
         if len(env_rets) == 1:
             return [handle.call(BasePolicy._rollout, env_rets[0], **named)]
         return handle.call_split(len(env_rets), BasePolicy._rollout_batch, *env_rets, **named)
@@ -149,16 +151,15 @@ class GroupRouting:
         for env_id, env_ret, place in zip(env_ids, env_rets, self._choose(env_ids, self._loads()), strict=True):
             handle = self._members.actors[place]
             hooks = self._members.hooks[handle]
-            named = self._named(handle, (env_id,), options) if hooks.is_policy else options
+            named = {**options, "env_ids": (env_id,)} | self._needed(handle) if hooks.is_policy else options
             answers.append(handle.call_beside(self._channel(env_id), hooks.rollout_async, env_ret, **named))
             self._in_flight.append((handle, answers[-1]))
         return answers
 
-    def _named(self, handle: WorkerHandle, env_ids: Sequence[Hashable], options: Mapping[str, Any]) -> dict[str, Any]:
-        named = {**options, "env_ids": env_ids}
-        if self._weights.pending and handle in self._weights.pending:
-            named["at_least"] = self._weights.pending[handle]
-        return named
+    def _needed(self, handle: WorkerHandle) -> dict[str, int]:
+        """Return the version that a request to a policy waits for, as an option; nothing where it is in force."""
+        version = self._weights.pending.get(handle)
+        return {} if version is None else {"at_least": version}
 
     # Choices
 

@@ -10,14 +10,14 @@ NODES = Member("a", "n1", (1,), True), Member("b", "n0", (3,), True), Member("c"
 
 
 def ranks_of(plan):
-    return {seat.member.key: seat.rank for seat in plan.seats}
+    return {each.member.key: each.rank for each in plan.members}
 
 
 def test_ranks_go_by_node_and_then_by_device():
     plan = plan_groups(NODES)
     # n1 is named first; on it c has device 0 and a device 1.
     assert ranks_of(plan) == {"c": 0, "a": 1, "d": 2, "b": 3}
-    assert [(seat.local_rank, seat.local_size) for seat in plan.seats] == [(0, 2), (1, 2)] * 2
+    assert [(each.local_rank, each.local_size) for each in plan.members] == [(0, 2), (1, 2)] * 2
 
 
 def test_groups_are_those_of_nodes_transfers_and_learners():
@@ -74,13 +74,13 @@ def test_everybody_has_one_rank_and_is_in_the_group_of_its_node(facts):
     ]
     plan = plan_groups(members)
     assert sorted(ranks_of(plan)) == list(range(len(members)))
-    assert [seat.rank for seat in plan.seats] == list(range(len(members)))
+    assert [each.rank for each in plan.members] == list(range(len(members)))
     nodes = [group.ranks for group in plan.groups if group.mode is ParallelMode.INTRA_NODE]
     assert sorted(rank for ranks in nodes for rank in ranks) == list(range(len(members)))
     for ranks in nodes:
         # Consecutive ranks, all of one node, numbered through from 0.
         assert list(ranks) == list(range(ranks[0], ranks[0] + len(ranks)))
-        assert len({plan.seats[rank].member.node for rank in ranks}) == 1
-        assert [plan.seats[rank].local_rank for rank in ranks] == list(range(len(ranks)))
+        assert len({plan.members[rank].member.node for rank in ranks}) == 1
+        assert [plan.members[rank].local_rank for rank in ranks] == list(range(len(ranks)))
     learners = [group for group in plan.groups if group.mode is ParallelMode.TRAIN_DATA_PARALLEL]
     assert len(learners) == any(member.trains for member in members)
