@@ -339,7 +339,7 @@ def _was_sampled(space: gym.Space[Any]) -> bool:
 
 
 class _Plain:
-    """Has the size of an instance of a class that is written in Python and has no slots."""
+    """A class that is written in Python and has no slots, for the size of its instances."""
 
 
 def _is_python_object(value: Any) -> bool:

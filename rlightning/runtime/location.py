@@ -9,7 +9,7 @@ def own_location() -> tuple[str, tuple[int, ...]]:
     """Return the node and the GPUs of this process.
 
     Returns:
-        Id of the node, "local" where this is no worker process; numbers of the GPUs, in the numbering of the node.
+        Id of the node, "local" outside of worker processes; numbers of the GPUs, in the numbering of the node.
     """
     if "ray" in sys.modules:
         from rlightning.runtime import ray_backend
@@ -17,6 +17,6 @@ def own_location() -> tuple[str, tuple[int, ...]]:
         location = ray_backend.actor_location()
         if location is not None:
             return location
-    from rlightning.device import available_gpus  # imports torch, which not every worker needs
+    from rlightning.device import available_gpus  # imports torch, which env workers do not need
 
     return "local", tuple(range(available_gpus()))

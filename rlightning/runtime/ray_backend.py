@@ -32,7 +32,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 _NAMES: dict[str, str] = {}
-"""Actor id -> role and index, to name the worker in errors that come by way of another one."""
+"""Actor id -> role and index, to name the worker in errors that another worker passed on."""
 _CHANNELS: dict[str, frozenset[str]] = {}
 """Actor id -> the channels that it was spawned with."""
 _PROCESSES: dict[str, int] = {}
@@ -42,7 +42,7 @@ _END_S = 10.0
 _INLINE_BYTES = 100_000
 """Smaller values are sent with the call itself, which takes less time than storing and reading them."""
 _STARTS = 3
-"""Attempts to start a Ray of our own."""
+"""Attempts to start Ray here."""
 _joined = 0
 """Calls of ``join`` without one of ``leave``."""
 _owned = False
@@ -50,7 +50,7 @@ _owned = False
 _HOST_AND_PORT = re.compile(r"([\w.-]+):(\d+)")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _FAILED_ARGUMENT = "At least one of the input arguments for this task could not be computed:"
-"""What Ray writes between a call and the call that gave its argument and failed."""
+"""Ray's text between a call and the failed call of its argument."""
 _ADDRESS = re.compile(r"^\s*ip: (\S+)", re.MULTILINE)
 _EXIT_CODE = re.compile(r"with an exit code (\d+)")
 _CALL = re.compile(r"ray::\S*?\.?(\w+)\(\) \(pid=\d+, ip=([^,]+), actor_id=(\w+)")
@@ -96,7 +96,7 @@ class RayFuture(Future[T]):
 class RayHandle(WorkerHandle):
     """Calls methods of an actor; calls of one caller by one channel run in the order in which they were made.
 
-    A call whose arguments are not there yet holds up the later ones of its own channel, and no others.
+    A call that waits for its arguments delays the later calls of its own channel only.
     """
 
     def __init__(self, target: Any, name: str, channel: str = "") -> None:
@@ -195,19 +195,17 @@ def _failure(error: RayError, future: RayFuture[Any]) -> WorkerError:
 
 
 def _last_message(text: str) -> str:
-    """Give the last message of a traceback, as ``Class: message``."""
+    """Return the last message of a traceback, as ``Class: message``."""
     _, _, after = text.rpartition('\n  File "')
-    message = re.sub(r"^(?: {4}.*\n)*", "", after.partition("\n")[2])  # without the line of code and its marks
+    message = re.sub(r"^(?: {4}.*\n)*", "", after.partition("\n")[2])  # without the line of code and its underline
     return re.sub(r"^(?:\w+\.)+(?=\w+(?::|$))", "", message.strip())
 
 
 def join(address: str, num_cpus: float, num_gpus: float) -> None:
-    """Start a Ray of our own ("local") or join a running one ("auto" or its address).
+    """Start Ray here ("local") or join a running cluster ("auto" or its address); ``leave`` undoes it.
 
-    A Ray of our own offers at least ``num_cpus`` CPUs: they are places for workers, and on a small machine more
-    workers than cores is slow but not wrong.
-
-    Each ``join`` wants a ``leave``; a cluster that this process was in before stays when all have left.
+    A Ray that is started here has at least ``num_cpus`` CPUs: they are slots for workers, and more workers than cores
+    are slow but not wrong. A cluster that this process had joined before is not left.
 
     Raises:
         PlacementError: If there is no cluster to join, or fewer GPUs here than the workers need.
@@ -226,7 +224,7 @@ def join(address: str, num_cpus: float, num_gpus: float) -> None:
 
 
 def leave() -> None:
-    """Undo one ``join``; with the last one a Ray of our own ends with all its processes."""
+    """Undo one ``join``; the last one ends a Ray that was started here, with all its processes."""
     global _joined
     _joined -= 1
     if not _joined and _owned:
@@ -239,14 +237,14 @@ def _stop() -> None:
 
 
 def _start(address: str, num_cpus: float, num_gpus: float) -> None:
-    # Ray's processes read these when they start; a user's own settings win.
+    # Ray's processes read these when they start; settings of the user have precedence.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # A failure goes on to all calls that wanted the value; the first is raised here, and Ray would print the others.
+    # A failure fails all calls that use its value; the first one is raised here, and Ray would print the others.
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
     if address == "local":
         if num_gpus:
-            from rlightning.device import available_gpus  # torch, which env workers do without
+            from rlightning.device import available_gpus  # imports torch, which env workers do not need
 
             _require("GPU", num_gpus, float(available_gpus()), "this machine")
         _start_own(max(os.cpu_count() or 1, math.ceil(num_cpus)))
@@ -261,7 +259,7 @@ def _start(address: str, num_cpus: float, num_gpus: float) -> None:
 
 
 def _not_joined(address: str, error: ConnectionError) -> str:
-    """Say why a cluster was not joined; Ray tells one that is not there and one that refuses a token by one text."""
+    """Return why a cluster was not joined; Ray has one text for a missing cluster and for a refused token."""
     found = _HOST_AND_PORT.search(str(error)) or _HOST_AND_PORT.search(address)
     if found is not None:
         with suppress(OSError), socket.create_connection((found[1], int(found[2])), timeout=_END_S):
@@ -285,12 +283,12 @@ def _require(kind: str, need: float, have: float, where: str) -> None:
 
 
 def _start_own(num_cpus: int) -> None:
-    """Start a Ray of our own.
+    """Start Ray on this machine.
 
-    Its processes inherit this one's environment, and with it the path on which a user's modules are found. On a busy
-    machine they may not be up within the 30 s that ``ray.init`` waits, so it is tried more than once.
+    Its processes inherit the environment of this one, and so the path on which modules of the user are found. On a busy
+    machine they may need longer than the 30 s that ``ray.init`` waits, so that several attempts are made.
     """
-    # A node gives up on itself if its own agent is not up within half that time.
+    # A node ends itself if its own agent is not up within half that time.
     os.environ.setdefault("RAY_agent_register_timeout_ms", "120000")
     path = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
@@ -300,7 +298,7 @@ def _start_own(num_cpus: int) -> None:
                 ray.init(address="local", num_cpus=num_cpus, include_dashboard=False, logging_level=logging.ERROR)
                 return
             except Exception as error:
-                # Ray has no class of its own for this one.
+                # Ray has no class for this exception.
                 if type(error) is not Exception or attempt == _STARTS - 1:
                     raise PlacementError(f"Ray did not start here: {error}") from error
                 logger.warning("Ray did not start in time; trying again (%d of %d)", attempt + 2, _STARTS)
@@ -314,12 +312,12 @@ def _start_own(num_cpus: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RayNode:
-    """What Ray says of a node.
+    """A node of a cluster.
 
     Attributes:
         node_id: Ray's id of it.
-        address: Its address; several nodes of a simulated cluster have the same.
-        resources: What it has in all, by Ray's names: CPU, GPU, memory (bytes), and custom ones.
+        address: Its address; nodes of a simulated cluster share one.
+        resources: All its resources by Ray's names: CPU, GPU, memory (bytes), and custom ones.
     """
 
     node_id: str
@@ -328,7 +326,7 @@ class RayNode:
 
 
 def list_nodes() -> list[RayNode]:
-    """List the nodes that are alive: this process's first, the others by address and id."""
+    """List the nodes that are alive: that of this process first, the others by address and id."""
     own = ray.get_runtime_context().get_node_id()
     found = [
         RayNode(node["NodeID"], node["NodeManagerAddress"], dict(node["Resources"]))
@@ -339,30 +337,30 @@ def list_nodes() -> list[RayNode]:
 
 
 class Reservation:
-    """Resources of certain nodes that are held for the workers of a run."""
+    """Resources of certain nodes for the workers of a run."""
 
     def __init__(self, group: PlacementGroup) -> None:
         self._group = group
 
     def options(self, bundle: int) -> dict[str, Any]:
-        """Say in Ray's words that an actor lives in a bundle."""
+        """Return Ray's options of an actor in a bundle."""
         return {"scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, bundle)}
 
     def release(self) -> None:
-        """Give the resources back; the workers that live in it end."""
+        """Release the resources; the workers in them end."""
         if ray.is_initialized():
             remove_placement_group(self._group)
 
 
 def reserve(bundles: Sequence[tuple[str, Mapping[str, float]]], timeout_s: float) -> Reservation:
-    """Hold resources of certain nodes, all or none.
+    """Reserve resources of certain nodes, all or none.
 
     Args:
-        bundles: Id of the node of each bundle, and what is held there by Ray's names.
-        timeout_s: Seconds to wait until all is free.
+        bundles: Id of the node of each bundle, and its resources by Ray's names.
+        timeout_s: Seconds to wait until all are free.
 
     Raises:
-        PlacementError: If it is not free in time; says per node what was asked and what is free.
+        PlacementError: If they are not free in time; the message has per node what was asked and what is free.
     """
     group = placement_group(
         [dict(resources) for _, resources in bundles],
@@ -394,7 +392,7 @@ def _not_free(bundles: Sequence[tuple[str, Mapping[str, float]]], timeout_s: flo
 
 
 def _free_by_node() -> dict[str, dict[str, float]]:
-    """Say what is free on each node; Ray has no public name for it."""
+    """Return the free resources of each node; Ray has no public function for it."""
     try:
         from ray._private.state import available_resources_per_node
     except ImportError:
@@ -425,7 +423,7 @@ def spawn(
         channels: Channel -> threads that run its calls; see ``WorkerHandle.channel``.
         slot: Further options of Ray's that say where, such as ``Reservation.options``.
     """
-    # Ray takes groups with the class only, and writes its own ones into the dict.
+    # Ray accepts groups with the class only, and adds its own groups to the dict.
     groups: dict[str, Any] = {"concurrency_groups": dict(channels)} if channels else {}
     options = {"num_cpus": num_cpus, "num_gpus": num_gpus, **(slot or {})}
     actor = ray.remote(max_restarts=0, **groups)(cls).options(**options).remote(*args)
@@ -463,5 +461,5 @@ def _is_running(process_id: int) -> bool:
 
 
 def pickle_by_value(module: ModuleType) -> None:
-    """Send a user's module to workers as code, because they cannot import it by name."""
+    """Send a module of the user to workers as code, since they cannot import it by name."""
     ray.cloudpickle.register_pickle_by_value(module)
