@@ -43,19 +43,8 @@ class NotStorable(Exception):
     """Something may change and cannot be described; the message names it."""
 
 
-_CONSTANT_TYPES: tuple[type[Any], ...] = (
-    BaseModel,
-    EnvMeta,
-    EnvSpec,
-    Leaf,
-    ModuleType,
-    PurePath,
-    Tokenizer,
-    logging.Logger,
-    np.dtype,
-    re.Pattern,
-    type,
-)
+_CONSTANT_TYPES: Any = (BaseModel, EnvMeta, EnvSpec, Leaf, PurePath, Tokenizer, logging.Logger, np.dtype, re.Pattern)
+_CONSTANT_TYPES += (ModuleType, type)
 """What the constructor of an env makes and no step changes."""
 _CONSTANT_PACKAGES = {"glfw", "pygame", "typing"}
 """Packages whose objects only draw, or only annotate."""
