@@ -1,4 +1,4 @@
-"""Who belongs to whom: blocks of neighbours, so that the order of all is kept, and on several nodes by node."""
+"""Which env workers and train policies belong to which shard: blocks of neighbours, and on several nodes by node."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def blocks(count: int, parts: int) -> list[range]:
     [range(0, 3), range(3, 5)]
     """
     short, longer = divmod(count, parts)
-    starts = [place * short + min(place, longer) for place in range(parts + 1)]
+    starts = [index * short + min(index, longer) for index in range(parts + 1)]
     return [range(start, stop) for start, stop in pairwise(starts)]
 
 
@@ -94,7 +94,7 @@ def routes_by_node(env_nodes: Sequence[str], shard_nodes: Sequence[str], learner
 
 
 def _learners_of(groups: Mapping[str, Sequence[int]], learner_nodes: Sequence[str]) -> dict[str, list[int]]:
-    """Say which train policies get their data on which node of shards: on their own, else where the fewest do."""
+    """Return the train policies of each node of shards: those of the node, and others where the fewest are."""
     learners: dict[str, list[int]] = {node: [] for node in groups}
     waiting = []
     for learner, node in enumerate(learner_nodes):
@@ -134,7 +134,7 @@ def _quotas(count: int, groups: Mapping[str, tuple[int, int]]) -> dict[str, int]
 
 
 def _fill(env_nodes: Sequence[str], quotas: Mapping[str, int]) -> dict[str, list[int]]:
-    """Give each node of shards its number of env workers, its own ones first."""
+    """Return the env workers of each node of shards, as many as its quota, its own ones first."""
     taken: dict[str, list[int]] = {node: [] for node in quotas}
     others = []
     for env, node in enumerate(env_nodes):
@@ -150,11 +150,11 @@ def _fill(env_nodes: Sequence[str], quotas: Mapping[str, int]) -> dict[str, list
 
 
 def _spread(members: Mapping[str, Sequence[int]], groups: Mapping[str, Sequence[int]], count: int) -> tuple[int, ...]:
-    """Give the members of each node to its shards in blocks."""
+    """Return the shard of each member: those of a node go to its shards in blocks."""
     chosen = [0] * count
     for node, owned in groups.items():
         found = members[node]
         for shard, block in zip(owned, blocks(len(found), len(owned)), strict=True):
-            for place in block:
-                chosen[found[place]] = shard
+            for index in block:
+                chosen[found[index]] = shard
     return tuple(chosen)

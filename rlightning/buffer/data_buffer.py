@@ -32,7 +32,7 @@ class DataBuffer:
         call_timeout_s: float | None = None,
         on_close: Callable[[], None] | None = None,
     ) -> None:
-        """Take the shards.
+        """Connect the shards.
 
         Args:
             shards: ``RolloutBlock`` objects or Ray actor handles of them, in the order of their env workers.
@@ -64,11 +64,11 @@ class DataBuffer:
     def add_data_async(
         self, env_id: int, env_ret: EnvRet | Future[EnvRet], response: PolicyResponse | Future[PolicyResponse]
     ) -> Future[None]:
-        """Add one step of one env worker without waiting; the future tells of a failure."""
+        """Add one step of one env worker without waiting; the future raises a failure."""
         return self._owner(env_id).call(RolloutBlock.add, env_id, env_ret, response)
 
     def add_batched_data_async(self, env_rets: BatchedData[Any], responses: BatchedData[Any]) -> Future[None]:
-        """Add one step of several env workers by one call, without waiting; the future tells of a failure.
+        """Add one step of several env workers by one call, without waiting; the future raises a failure.
 
         Raises:
             ValueError: If the two batches are not of the same env workers in the same order.
@@ -138,7 +138,7 @@ class DataBuffer:
         return {env_id: lost for held in gather(calls, self._timeout_s) for env_id, lost in held.items()}
 
     def sample(self, num_learners: int | None = None) -> list[Future[TensorDict]]:
-        """Give the data, one piece for each train policy; pass the pieces on unopened.
+        """Return the data, one piece for each train policy; pass the pieces on unopened.
 
         Args:
             num_learners: Train policies there are now; None means as many as at the start.
@@ -168,7 +168,7 @@ class DataBuffer:
         self._all(RolloutBlock.clear)
 
     def versions(self) -> tuple[int, int]:
-        """Give the oldest and the newest version of weights that acted in the data."""
+        """Return the oldest and the newest version of weights that acted in the data."""
         oldest, newest = zip(*self._all(RolloutBlock.versions), strict=True)
         return min(oldest), max(newest)
 
@@ -180,11 +180,11 @@ class DataBuffer:
         return self.size()
 
     def record_spans(self) -> None:
-        """Have all shards write down, from now on, when they store and give data."""
+        """Record at all shards, from now on, when data are stored and sampled."""
         self._all(RolloutBlock.record_spans)
 
     def take_spans(self) -> dict[str, list[Span]]:
-        """Give what the shards wrote down since the last call, by their names."""
+        """Return what the shards recorded since the last call, by their names."""
         spans = self._all(RolloutBlock.take_spans)
         return {shard.name: taken for shard, taken in zip(self._shards, spans, strict=True)}
 

@@ -291,12 +291,12 @@ class RolloutBlock:
         return min(int(rows.min()) for rows in held), max(int(rows.max()) for rows in held)
 
     def record_spans(self) -> None:
-        """Write down, from now on, when data are stored and sampled."""
+        """Record, from now on, when data are stored and sampled."""
         self._is_traced = True
         self._timer.record_spans()
 
     def take_spans(self) -> list[Span]:
-        """Return what was written down since the last call."""
+        """Return what was recorded since the last call."""
         return self._timer.take_spans()
 
     def _allocate(self, env_ret: EnvRet, response: PolicyResponse) -> None:
@@ -341,7 +341,7 @@ class RolloutBlock:
 
 
 def _references_to(fields: dict[str, Tree]) -> list[int]:
-    """Count who refers to each array; a view of one does, and so does a tensor of it as long as it lives."""
+    """Count the references to each array; a view has one, and so has a tensor of it as long as it lives."""
     return [sys.getrefcount(array) for array in tree_leaves(fields)]
 
 
@@ -367,17 +367,17 @@ def _write(column: Tree, row: int | slice, value: Tree, only: Any = ...) -> None
         only: Where to write, [N_worker] bool; everywhere by default.
     """
     if type(column) is np.ndarray:
-        place = column[row]
-        if type(value) is not np.ndarray or value.dtype is not place.dtype or value.shape != place.shape:
+        target = column[row]
+        if type(value) is not np.ndarray or value.dtype is not target.dtype or value.shape != target.shape:
             value = np.asarray(to_host(value))
-            if value.shape != place.shape:
-                raise ValueError(f"got shape {list(value.shape)}, expected {list(place.shape)}")
-            if not np.can_cast(value.dtype, place.dtype, "same_kind"):
-                raise ValueError(f"got {value.dtype}, the block holds {place.dtype}")
+            if value.shape != target.shape:
+                raise ValueError(f"got shape {list(value.shape)}, expected {list(target.shape)}")
+            if not np.can_cast(value.dtype, target.dtype, "same_kind"):
+                raise ValueError(f"got {value.dtype}, the block holds {target.dtype}")
         if only is ...:
-            place[...] = value
+            target[...] = value
         else:
-            place[only] = value[only]
+            target[only] = value[only]
     elif isinstance(column, dict) and (not isinstance(value, dict) or column.keys() != value.keys()):
         got = f"the parts {sorted(value)}" if isinstance(value, dict) else f"a {type(value).__name__}"
         raise ValueError(f"got {got}, expected the parts {sorted(column)}")
@@ -390,7 +390,7 @@ def _misfit(row: int, env_id: int, error: Exception) -> ShapeError:
 
 
 def _raises_flags(env_ret: EnvRet) -> bool:
-    """Tell whether an episode ended or a row was reset, anywhere."""
+    """Return whether an episode ended or a row was reset, anywhere."""
     terminated, truncated, is_reset = env_ret.terminated, env_ret.truncated, env_ret.is_reset
     if type(terminated) is type(truncated) is type(is_reset) is np.ndarray:
         return 1 in terminated.tobytes() or 1 in truncated.tobytes() or 1 in is_reset.tobytes()

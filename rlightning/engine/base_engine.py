@@ -85,7 +85,7 @@ class BaseEngine(ABC):
             policy_group: Initialised policies.
             buffer: Where collected data go.
             evaluator: Evaluates; None leaves evaluations out.
-            recorder: Takes metrics and checkpoints; None keeps nothing.
+            recorder: Keeps metrics and checkpoints; None keeps nothing.
         """
         self.config = config
         self.collector, self.policy_group, self.buffer = collector, policy_group, buffer
@@ -152,7 +152,7 @@ class BaseEngine(ABC):
         """
 
     def start(self) -> None:
-        """Bring the initial weights to all who act and reset the envs; a resumed run has both already."""
+        """Bring the initial weights to the eval policies and reset the envs; a resumed run has both already."""
         if not self.collector.is_reset:
             self.publish()
             self.collector.reset()
@@ -160,20 +160,20 @@ class BaseEngine(ABC):
         # some per cent of a small run's time.
         gc.freeze()
 
-    def make_room_to_act(self) -> None:
-        """Have what acts on its device, and what only learns in host memory, with ``cluster.enable_offload``."""
+    def load_to_act(self) -> None:
+        """Move what acts to its device, and what only learns to host memory, with ``cluster.enable_offload``."""
         if self.config.cluster.enable_offload:
             self.policy_group.offload_model_param_and_grad()
             self.policy_group.reload_eval_model()
 
-    def make_room_to_learn(self) -> None:
-        """Have what learns on its device, and what only acts in host memory, with ``cluster.enable_offload``."""
+    def load_to_learn(self) -> None:
+        """Move what learns to its device, and what only acts to host memory, with ``cluster.enable_offload``."""
         if self.config.cluster.enable_offload:
             self.policy_group.offload_eval_model()
             self.policy_group.reload_model_param_and_grad()
 
     def publish(self) -> int:
-        """Bring the learner's weights to all who act.
+        """Bring the learner's weights to the eval policies.
 
         Returns:
             The version in force.
@@ -200,7 +200,7 @@ class BaseEngine(ABC):
         if self.evaluator is None:
             raise ConfigError("this engine has no envs for evaluation: give it an evaluator")
         with self._timer.measure("evaluate"):
-            self.make_room_to_act()
+            self.load_to_act()
             evaluation = self.evaluator.run(lambda: self._interrupt.is_awaited and self._interrupt.requested)
         if evaluation is None:
             return {}
@@ -260,13 +260,13 @@ class BaseEngine(ABC):
             if isinstance(error, WorkerError) and not isinstance(error.__cause__, CheckpointError):
                 raise
             raise CheckpointError(f"{checkpoint} does not fit this run: {error}") from error
-        self._tell_of_a_longer_schedule(counters.get("max_epochs", self.config.train.max_epochs))
+        self._log_changed_schedule(counters.get("max_epochs", self.config.train.max_epochs))
         if lost:
             self.policy_group.state.envs_changed()
             names = ", ".join(f"env[{env_id}]" for env_id in lost)
             logger.warning("the state of %s could not be stored: new episodes start there", names)
 
-    def _tell_of_a_longer_schedule(self, epochs: int) -> None:
+    def _log_changed_schedule(self, epochs: int) -> None:
         """Log what another number of epochs does to a learning rate that falls over the run."""
         train, schedule = self.config.train, self.config.policy.optim_cfg.schedule
         rates = [train.lr * anneal(schedule, self.epoch / total) for total in (epochs, train.max_epochs)]
@@ -283,20 +283,20 @@ class BaseEngine(ABC):
             )
 
     def record_spans(self) -> None:
-        """Have this engine and all workers write down, from now on, when they do what."""
+        """Record of this engine and all workers, from now on, when they do what."""
         self._timer.record_spans()
         for part in self._parts():
             part.record_spans()
 
     def take_spans(self) -> dict[str, list[Span]]:
-        """Give what was written down since the last call, by worker; the engine is the ``driver``."""
+        """Return what was recorded since the last call, by worker; the engine is the ``driver``."""
         spans = {"driver": self._timer.take_spans()}
         for part in self._parts():
             spans |= part.take_spans()
         return spans
 
     def _parts(self) -> list[PolicyGroup | EnvGroup | DataBuffer | Evaluator]:
-        """List who has workers."""
+        """List the parts that have workers."""
         parts: list[PolicyGroup | EnvGroup | DataBuffer | Evaluator] = [self.policy_group, self.env_group, self.buffer]
         return parts if self.evaluator is None else [*parts, self.evaluator]
 
@@ -369,7 +369,7 @@ class BaseEngine(ABC):
 
 
 def _due(epoch: int, interval: int, last: bool) -> bool:
-    """Say whether something that happens every ``interval`` epochs, and at the end, happens now."""
+    """Return whether something that happens every ``interval`` epochs, and at the end, happens now."""
     return last or (interval > 0 and epoch % interval == 0)
 
 

@@ -27,7 +27,7 @@ class EvalEngine(BaseEngine):
         raise ProtocolError("an evaluation collects no data: set engine to syncrl or rsl to train")
 
     def resume(self, checkpoint: Path | str) -> None:
-        """Take the weights of a checkpoint, and nothing else."""
+        """Load the weights of a checkpoint, and nothing else."""
         state = load_state(checkpoint, ["policy", "engine"])
         self.policy_group.state.load_weights(state["policy"])
         self.epoch, self.env_steps = state["engine"]["epoch"], state["engine"]["env_steps"]

@@ -35,7 +35,7 @@ class EvalResult:
     episodes: tuple[Episode, ...]
 
     def metrics(self) -> dict[str, float]:
-        """Give the metrics of the group ``eval/``; tasks get their own if there are several."""
+        """Return the metrics of the group ``eval/``; tasks get their own if there are several."""
         returns = [episode.return_ for episode in self.episodes]
         found = {
             "eval/return_mean": float(np.mean(returns)),
@@ -46,7 +46,7 @@ class EvalResult:
         return found | returns_by_task(self.episodes, "eval/return_mean") | info_means(self.episodes, "eval")
 
     def describe(self) -> str:
-        """Say on a few lines, for a person, what came out.
+        """Return a summary of a few lines.
 
         >>> print(EvalResult((Episode(1.0, 3, False, "reach", 0, 0), Episode(2.0, 5, False, "reach", 0, 1))).describe())
         episodes    2
@@ -70,7 +70,7 @@ class EvalResult:
 
 
 def returns_by_task(episodes: Sequence[Episode], prefix: str) -> dict[str, float]:
-    """Give the mean return of each task as ``prefix/task``; nothing if there is only one task."""
+    """Return the mean return of each task as ``prefix/task``; nothing if there is only one task."""
     tasks = sorted({episode.task for episode in episodes})
     if len(tasks) < 2:
         return {}
@@ -81,7 +81,7 @@ def returns_by_task(episodes: Sequence[Episode], prefix: str) -> dict[str, float
 
 
 def info_means(episodes: Sequence[Episode], section: str) -> dict[str, float]:
-    """Give the means of what episodes logged of ``info``: ``section/info/<name>``, and ``section/success_rate``.
+    """Return the means of what episodes logged of ``info``: ``section/info/<name>``, and ``section/success_rate``.
 
     >>> info_means([Episode(0.0, 1, False, "a", 0, 0, {"is_success": 1.0}), Episode(0.0, 1, True, "a", 0, 0)], "eval")
     {'eval/success_rate': 1.0}
@@ -89,11 +89,11 @@ def info_means(episodes: Sequence[Episode], section: str) -> dict[str, float]:
     means = {}
     for name in sorted({name for episode in episodes for name in episode.info}):
         metric = f"{section}/success_rate" if name == SUCCESS else f"{section}/info/{name}"
-        told = [episode for episode in episodes if name in episode.info]
-        tasks = sorted({episode.task for episode in told}) if name == SUCCESS else []
-        means[metric] = float(np.mean([episode.info[name] for episode in told]))
+        reporting = [episode for episode in episodes if name in episode.info]
+        tasks = sorted({episode.task for episode in reporting}) if name == SUCCESS else []
+        means[metric] = float(np.mean([episode.info[name] for episode in reporting]))
         for task in tasks if len(tasks) > 1 else ():
-            means[f"{metric}/{task}"] = float(np.mean([each.info[name] for each in told if each.task == task]))
+            means[f"{metric}/{task}"] = float(np.mean([each.info[name] for each in reporting if each.task == task]))
     return means
 
 
@@ -113,7 +113,7 @@ class Evaluator:
         *,
         call_timeout_s: float | None = None,
     ) -> None:
-        """Take envs of their own and the policies that act.
+        """Put envs of their own beside the policies that act.
 
         Args:
             env_group: Envs that training does not use.
@@ -191,11 +191,11 @@ class Evaluator:
         return self._envs.faults
 
     def record_spans(self) -> None:
-        """Have the env workers write down, from now on, when they do what."""
+        """Record at the env workers, from now on, when they do what."""
         self._envs.record_spans()
 
     def take_spans(self) -> dict[str, list[Span]]:
-        """Give what the env workers wrote down since the last call, by their names."""
+        """Return what the env workers recorded since the last call, by their names."""
         return self._envs.take_spans()
 
     def close(self) -> None:
@@ -203,18 +203,18 @@ class Evaluator:
         self._envs.close()
 
 
-def share_out(total: int, places: int) -> list[int]:
+def share_out(total: int, count: int) -> list[int]:
     """Split a number of episodes over sub-envs as evenly as possible.
 
     >>> share_out(10, 4)
     [3, 3, 2, 2]
     """
-    whole, rest = divmod(total, places)
-    return [whole + (place < rest) for place in range(places)]
+    whole, rest = divmod(total, count)
+    return [whole + (index < rest) for index in range(count)]
 
 
 def eval_env_counts(config: EvalConfig, kinds: Sequence[object]) -> list[int]:
-    """Say how many sub-envs each kind of env gets: never more than there are episodes.
+    """Return how many sub-envs each kind of env gets: never more than there are episodes.
 
     >>> eval_env_counts(EvalConfig(episodes=5, num_envs=10), ["one kind"])
     [5]

@@ -1,4 +1,4 @@
-"""What an engine tells of its run, and to whom."""
+"""Where the metrics and checkpoints of a run go."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ logger = logging.getLogger(__name__)
 
 
 class Recorder(Protocol):
-    """Takes metrics and keeps checkpoints."""
+    """Keeps metrics and checkpoints."""
 
     def log(self, epoch: int, env_steps: int, metrics: Mapping[str, float]) -> None:
-        """Take metrics of one epoch: those of training, and those of an evaluation by a second call.
+        """Keep metrics of one epoch: those of training, and those of an evaluation by a second call.
 
         Args:
             epoch: Finished epochs.
@@ -32,7 +32,7 @@ class Recorder(Protocol):
         """Keep a checkpoint; ``best`` marks it as the best so far. Returns its folder."""
 
     def trace(self, lanes: Mapping[str, Sequence[Span]]) -> None:
-        """Take what each worker did since the last call, by its name; only called with ``log.trace``."""
+        """Keep what each worker did since the last call, by its name; only called with ``log.trace``."""
 
 
 class SilentRecorder:
@@ -62,14 +62,14 @@ class FolderRecorder:
         on_epoch: Callable[[int, Mapping[str, float]], None] | None = None,
         trace_file: TraceFile | None = None,
     ) -> None:
-        """Take the places.
+        """Open the folder of checkpoints.
 
         Args:
-            sink: Takes metrics.
+            sink: Where metrics go.
             checkpoints: Folder of the checkpoints.
             keep: Newest checkpoints to keep, besides the best.
             on_epoch: Called with epoch and metrics after each epoch.
-            trace_file: Takes what each worker did when.
+            trace_file: Where it goes what each worker did when.
         """
         self._trace_file = trace_file
         self._sink, self._store, self._on_epoch = sink, CheckpointFolder(checkpoints, keep), on_epoch

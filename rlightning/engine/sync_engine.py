@@ -14,10 +14,10 @@ class SyncEngine(BaseEngine):
         timer.reset()
         with timer.measure("total"):
             with timer.measure("collect"):
-                self.make_room_to_act()
+                self.load_to_act()
                 transitions = self.collect()
             with timer.measure("learn"):
-                self.make_room_to_learn()
+                self.load_to_learn()
                 metrics = self.learn()
             with timer.measure("publish"):
                 version = self.publish()

@@ -16,7 +16,7 @@ from rlightning.runtime import Future, WorkerInfo, as_handle, gather
 from rlightning.types import BatchedData, EnvMeta, EnvRet, PolicyResponse
 
 _CLOSE_S = 30.0
-"""Seconds that envs get to close. One that hangs is ended by its process, and nobody waits longer for it."""
+"""Seconds that envs get to close. One that hangs is ended by its process, and the others do not wait longer for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +59,10 @@ class EnvGroup:
         on_close: Callable[[], None] | None = None,
         restarts: RestartRules | None = None,
     ) -> None:
-        names = [f"env[{i}]" for i in range(len(workers))] if restarts is None else restarts.names
+        rules = RestartRules.never(len(workers)) if restarts is None else restarts
+        names = rules.names or [f"env[{index}]" for index in range(len(workers))]
         self._handles = [as_handle(worker, name) for worker, name in zip(workers, names, strict=True)]
-        self._replacement = Replacement(self._handles, call_timeout_s, restarts)
+        self._replacement = Replacement(self._handles, call_timeout_s, rules)
         self._guard = self._replacement.guard
         self._records = False
         self._timeout_s = call_timeout_s
@@ -87,7 +88,7 @@ class EnvGroup:
         return [(env_id, row) for env_id, meta in enumerate(self.env_metas) for row in range(meta.num_envs)]
 
     def infos(self) -> list[WorkerInfo]:
-        """Tell where each worker lives."""
+        """Return where each worker lives."""
         return [handle.info() for handle in self._handles]
 
     def __len__(self) -> int:
@@ -111,7 +112,7 @@ class EnvGroup:
         return BatchedData(responses.env_ids, futures)
 
     def current(self, env_ids: Sequence[int]) -> BatchedData[Future[EnvRet]]:
-        """Give what some workers last returned once more, to go on from."""
+        """Return what some workers returned last once more, to go on from."""
         return BatchedData(env_ids, [self._handles[env_id].call(EnvWorker.current) for env_id in env_ids])
 
     # Faults
@@ -126,7 +127,7 @@ class EnvGroup:
         self._replacement.counts = counts
 
     def raise_others(self, futures: Iterable[Future[Any]]) -> None:
-        """Raise the first failure of futures that are done that none of the workers here is to blame for."""
+        """Raise the first failure of futures that are done that is none of a worker here."""
         for future in futures:
             try:
                 future.result()
@@ -135,7 +136,7 @@ class EnvGroup:
                     raise
 
     def recover(self, error: WorkerError, in_step: Mapping[int, int | None] | None = None) -> Recovery:
-        """Replace the workers whose envs are at fault, where they were; they start episodes that nobody played yet.
+        """Replace the workers whose envs are at fault, where they were; the new ones play episodes of their own.
 
         Args:
             error: The failure that was met.
@@ -161,7 +162,7 @@ class EnvGroup:
         return recovery
 
     def _begin_anew(self, env_id: int) -> Future[EnvRet]:
-        """Have a new worker do what the one before it was told."""
+        """Repeat at a new worker what the one before it was asked for."""
         meta, before = self._handles[env_id].call(EnvWorker.get_meta).result(self._timeout_s), self.env_metas[env_id]
         if (meta.observation_space, meta.action_space) != (before.observation_space, before.action_space):
             raise ConfigError(
@@ -181,7 +182,7 @@ class EnvGroup:
     # What the workers know
 
     def pop_episodes(self) -> list[Episode]:
-        """Give the episodes that ended since the last call, worker by worker."""
+        """Return the episodes that ended since the last call, worker by worker."""
         return [episode for episodes in self._call_living(EnvWorker.pop_episodes, ()) for episode in episodes]
 
     def cut_episodes(self, length: int) -> list[tuple[int, int]]:
@@ -194,7 +195,7 @@ class EnvGroup:
         return [(worker, row) for worker, rows in enumerate(cut) for row in rows]
 
     def pop_info_means(self) -> dict[str, float]:
-        """Give the means, over the steps since the last call, of what the envs want logged of ``info``."""
+        """Return the means, over the steps since the last call, of the numbers of ``info`` that are logged."""
         sums: dict[str, float] = {}
         steps: dict[str, int] = {}
         for part, count in self._call_living(EnvWorker.pop_info, ({}, 0)):
@@ -204,12 +205,12 @@ class EnvGroup:
         return {name: sums[name] / steps[name] for name in sums}
 
     def record_spans(self) -> None:
-        """Have all workers write down, from now on, when they do what."""
+        """Record at all workers, from now on, when they do what."""
         self._records = True
         self._call_living(EnvWorker.record_spans)
 
     def take_spans(self) -> dict[str, list[Span]]:
-        """Give what the workers wrote down since the last call, by their names."""
+        """Return what the workers recorded since the last call, by their names."""
         spans = self._call_living(EnvWorker.take_spans, [])
         return {handle.name: taken for handle, taken in zip(self._handles, spans, strict=True)}
 

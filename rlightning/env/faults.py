@@ -39,6 +39,15 @@ class RestartRules:
     step_timeout_s: Sequence[float | None]
     build: Callable[[int, Any, int], Any]
 
+    @classmethod
+    def never(cls, workers: int) -> RestartRules:
+        """Return the rules of a group whose workers are not replaced."""
+
+        def refuse(env_id: int, old: Any, generation: int) -> Any:
+            raise NotImplementedError
+
+        return cls((), [0] * workers, [None] * workers, refuse)
+
 
 @dataclass(slots=True)
 class FaultCounts:
@@ -56,48 +65,81 @@ class FaultCounts:
 
     @classmethod
     def none(cls, workers: int) -> FaultCounts:
-        """Begin to count."""
+        """Return the counts at the start."""
         return cls([0] * workers, [0] * workers)
 
     def metrics(self) -> dict[str, float]:
-        """Give the counters that are not 0, as metrics."""
+        """Return the counters that are not 0, as metrics."""
         return {f"faults/{kind}": float(count) for kind, count in self.kinds.items()}
 
 
-class CallWatch:
-    """Knows which calls of each worker are under way, and since when; any thread may use it.
+class HangGuard:
+    """Ends workers whose calls take too long, in a thread of its own, whatever the others wait for meanwhile.
 
     It sees no more than whether futures are done, so a call counts from the first look that finds it running.
 
     Args:
-        limits_s: Seconds that a call of each worker may take, by env id; None is no limit.
-        clock: Tells the seconds.
+        limits_s: Seconds that a call of each worker may take, by env id; None is no limit. Without any there is no
+            thread.
+        end: Ends the worker of an env id; called in the thread.
+        clock: Returns the seconds.
     """
 
-    def __init__(self, limits_s: Sequence[float | None], clock: Callable[[], float] = time.monotonic) -> None:
-        self._limits_s, self._clock = limits_s, clock
-        # Only unfinished calls are of interest, but a result that nobody has looked at is kept until the next look.
+    def __init__(
+        self,
+        limits_s: Sequence[float | None],
+        end: Callable[[int], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        limits = [limit for limit in limits_s if limit is not None]
+        self.is_on = bool(limits)
+        self._limits_s, self._end, self._clock = limits_s, end, clock
+        self._look_every_s = min(_LONGEST_LOOK_S, min(limits, default=1.0) / 4)
+        # Only unfinished calls are of interest; a result that is not wanted elsewhere is kept until the next look.
         self._calls: dict[int, deque[tuple[Future[Any], Any]]] = {}
         self._since: dict[int, float] = {}
         self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._closed = threading.Event()
 
     def started(self, env_id: int, call: Future[Any], argument: Any = None) -> None:
-        """Take note of a call, which cannot run before its argument is there."""
-        if self._limits_s[env_id] is not None:
-            with self._lock:
-                self._calls.setdefault(env_id, deque()).append((call, argument))
+        """Note a call, which cannot run before its argument is there."""
+        if self._limits_s[env_id] is None:
+            return
+        with self._lock:
+            self._calls.setdefault(env_id, deque()).append((call, argument))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="hang guard", daemon=True)
+            self._thread.start()
 
     def forget(self, env_id: int) -> None:
-        """Take note that a worker is another one."""
+        """Note that a worker is another one."""
         with self._lock:
             self._calls.pop(env_id, None)
             self._since.pop(env_id, None)
 
-    def overdue(self) -> list[int]:
-        """Look at the calls: lists the workers whose current one takes too long."""
+    def close(self) -> None:
+        """End the thread; may be called twice."""
+        self._closed.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._closed.wait(self._look_every_s):
+            try:
+                self.look()
+            except Exception:
+                logger.exception("envs that hang are not noticed any more")
+                return
+
+    def look(self) -> None:
+        """End the workers whose current calls take too long."""
         with self._lock:
             now = self._clock()
-            return [env_id for env_id, calls in self._calls.items() if self._is_overdue(env_id, calls, now)]
+            overdue = [env_id for env_id, calls in self._calls.items() if self._is_overdue(env_id, calls, now)]
+        for env_id in overdue:
+            self.forget(env_id)
+            self._end(env_id)
 
     def _is_overdue(self, env_id: int, calls: deque[tuple[Future[Any], Any]], now: float) -> bool:
         _, pending = wait([call for call, _ in calls], at_least=0, timeout=0.0)
@@ -109,53 +151,6 @@ class CallWatch:
         if limit is None or not calls or not _is_there(calls[0][1]):
             return False
         return now - self._since.setdefault(env_id, now) > limit
-
-
-class HangGuard:
-    """Has a thread that ends workers whose calls take too long, whatever the others wait for meanwhile.
-
-    Args:
-        limits_s: Seconds that a call of each worker may take, by env id; None is no limit. Without any there is no
-            thread.
-        end: Ends the worker of an env id; called in the thread.
-    """
-
-    def __init__(self, limits_s: Sequence[float | None], end: Callable[[int], None]) -> None:
-        limits = [limit for limit in limits_s if limit is not None]
-        self.is_on = bool(limits)
-        self._watch, self._end = CallWatch(limits_s), end
-        self._look_every_s = min(_LONGEST_LOOK_S, min(limits, default=1.0) / 4)
-        self._thread: threading.Thread | None = None
-        self._closed = threading.Event()
-
-    def started(self, env_id: int, call: Future[Any], argument: Any = None) -> None:
-        """Take note of a call, which cannot run before its argument is there."""
-        if not self.is_on:
-            return
-        self._watch.started(env_id, call, argument)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="hang guard", daemon=True)
-            self._thread.start()
-
-    def forget(self, env_id: int) -> None:
-        """Take note that a worker is another one."""
-        self._watch.forget(env_id)
-
-    def close(self) -> None:
-        """End the thread; may be called twice."""
-        self._closed.set()
-        if self._thread is not None:
-            self._thread.join()
-
-    def _run(self) -> None:
-        while not self._closed.wait(self._look_every_s):
-            try:
-                for env_id in self._watch.overdue():
-                    self._watch.forget(env_id)
-                    self._end(env_id)
-            except Exception:
-                logger.exception("envs that hang are not noticed any more")
-                return
 
 
 def _is_there(argument: Any) -> bool:

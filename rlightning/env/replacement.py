@@ -1,4 +1,4 @@
-"""Which env workers are at fault, and who takes their places."""
+"""Which env workers are at fault, and their replacement."""
 
 from __future__ import annotations
 
@@ -21,34 +21,33 @@ _BACK_OFF_S = 0.5
 
 
 class Replacement:
-    """Finds out how the workers of a group are, ends those that hang, and puts others in the places of the failed ones.
+    """Asks the workers of a group how they are, ends those that hang, and replaces those at fault.
 
     Args:
-        handles: The workers by env id. The list is the group's own: a successor's handle takes its place in it.
+        handles: The workers by env id. The list is the group's own: the handle of a new worker is put into it.
         call_timeout_s: Seconds that a call may take; None waits for ever.
-        rules: How workers are replaced; None means never.
+        rules: How workers are replaced.
 
     Attributes:
         counts: What happened to the workers so far.
-        guard: Has to be told of every reset and step of a worker, and ends one that takes too long.
+        guard: Ends a worker whose reset or step takes too long; every one of them must be noted there.
     """
 
-    def __init__(self, handles: list[WorkerHandle], call_timeout_s: float | None, rules: RestartRules | None) -> None:
+    def __init__(self, handles: list[WorkerHandle], call_timeout_s: float | None, rules: RestartRules) -> None:
         self._handles, self._timeout_s, self._rules = handles, call_timeout_s, rules
         self.counts = FaultCounts.none(len(handles))
-        limits = [None] * len(handles) if rules is None else rules.step_timeout_s
-        self.guard = HangGuard(limits, self._end_hanging)
+        self.guard = HangGuard(rules.step_timeout_s, self._end_hanging)
         self._overdue: set[int] = set()  # workers whose process was ended here
         self._died: dict[int, WorkerDied] = {}
 
     @property
     def is_possible(self) -> bool:
         """Whether any worker may be replaced at all."""
-        return self._rules is not None and any(self._rules.max_restarts)
+        return any(self._rules.max_restarts)
 
     def is_ours(self, error: WorkerError) -> bool:
-        """Tell whether a worker of the group that may have a successor is to blame for a failure."""
-        return self._rules is not None and error.worker in self._rules.names
+        """Return whether a failure is that of a worker of the group that may be replaced."""
+        return error.worker in self._rules.names
 
     def reports(self) -> list[WorkerReport]:
         """Ask each worker how it is; one that hangs or is gone is at fault, too."""
@@ -61,11 +60,10 @@ class Replacement:
                 if died.worker != handle.name:  # the process is that of another worker
                     raise
                 self._died[env_id] = died
-                reports.append(self._report_of_the_dead(env_id, died))
+                reports.append(self._report_of_dead(env_id, died))
         return reports
 
-    def _report_of_the_dead(self, env_id: int, died: WorkerDied) -> WorkerReport:
-        assert self._rules is not None
+    def _report_of_dead(self, env_id: int, died: WorkerDied) -> WorkerReport:
         if env_id in self._overdue:
             limit = self._rules.step_timeout_s[env_id]
             return WorkerReport(0, "timed_out", f"a call took longer than env.step_timeout_s = {limit:g} s")
@@ -73,10 +71,10 @@ class Replacement:
         return WorkerReport(0, "died", f"its process died{code}")
 
     def replace(self, env_id: int, report: WorkerReport, env_name: str, step: int | None) -> None:
-        """Put another worker in the place of one that is at fault; it has made no call yet.
+        """Replace a worker that is at fault; the new one has made no call yet.
 
         Args:
-            env_id: Which one.
+            env_id: The worker.
             report: What is wrong with it.
             env_name: What its env is called, for messages.
             step: Which step it is in, where that is known, for messages; 0 is the reset.
@@ -86,19 +84,18 @@ class Replacement:
                 mistake in its code.
             ConfigError: If the env cannot be built any more as it is configured.
         """
-        assert self._rules is not None
         assert report.fault is not None
         handle, counts = self._handles[env_id], self.counts
         answers = report.fault in ("raised", "not_finite")
-        told = report.message
+        message = report.message
         if not answers:
             where = "" if step is None else f" in step {step} of this worker" if step else " in reset"
-            told = f"{env_name}: {told}{where}"
+            message = f"{env_name}: {message}{where}"
         counts.kinds[report.fault] = counts.kinds.get(report.fault, 0) + 1
         left = self._rules.max_restarts[env_id] - counts.restarts[env_id]
         if left <= 0 or (report.is_code_error and not counts.restarts[env_id]):
-            self._raise_last(env_id, report.fault, told)
-        self._count(env_id, told)
+            self._raise_last(env_id, report.fault, message)
+        self._count(env_id, message)
         if answers:
             try:
                 handle.call(EnvWorker.close).result(_CLOSE_S)
@@ -108,53 +105,51 @@ class Replacement:
         self._handles[env_id] = as_handle(self._build(env_id, env_name), handle.name)
         self._overdue.discard(env_id)
 
-    def _count(self, env_id: int, told: str) -> None:
-        """Count a restart and say why it is made."""
-        assert self._rules is not None
+    def _count(self, env_id: int, message: str) -> None:
+        """Count a restart and log its reason."""
         counts = self.counts
         counts.restarts[env_id] += 1
         counts.generations[env_id] += 1
         logger.warning(
             "%s: %s; it is replaced, with episodes of generation %d and %d restarts left",
             self._handles[env_id].name,
-            told,
+            message,
             counts.generations[env_id],
             self._rules.max_restarts[env_id] - counts.restarts[env_id],
         )
 
     def _build(self, env_id: int, env_name: str) -> Any:
-        """Build a successor; what fails for a moment, such as a port that is busy, gets the restarts that are left."""
-        assert self._rules is not None
+        """Build a new worker; what fails for a moment, such as a port that is busy, gets the restarts that are left."""
         handle, counts, wait_s = self._handles[env_id], self.counts, _BACK_OFF_S
         while True:
             try:
                 return self._rules.build(env_id, handle.target, counts.generations[env_id])
             except Exception as failure:
-                is_anothers = isinstance(failure, WorkerDied) and failure.worker != handle.name
-                if is_anothers or isinstance(failure, ConfigError):
+                is_of_another = isinstance(failure, WorkerDied) and failure.worker != handle.name
+                if is_of_another or isinstance(failure, ConfigError):
                     raise
-                told = f"{env_name} cannot be built anew: {type(failure).__name__}: {failure}"
+                message = f"{env_name} cannot be built anew: {type(failure).__name__}: {failure}"
                 counts.kinds["raised"] = counts.kinds.get("raised", 0) + 1
                 if counts.restarts[env_id] >= self._rules.max_restarts[env_id]:
-                    last = WorkerError(told, handle.name, "__init__")
+                    last = WorkerError(message, handle.name, "__init__")
                     self._note_restarts(env_id, last)
                     raise last from failure
             time.sleep(wait_s)
             wait_s *= 2
-            self._count(env_id, told)
+            self._count(env_id, message)
 
     def _end_hanging(self, env_id: int) -> None:
         self._overdue.add(env_id)
         self._handles[env_id].stop()
 
-    def _raise_last(self, env_id: int, fault: FaultKind, told: str) -> None:
+    def _raise_last(self, env_id: int, fault: FaultKind, message: str) -> None:
         """Raise the fault of a worker that was replaced as often as it may be."""
         handle = self._handles[env_id]
         try:
             if fault == "died":
                 raise self._died[env_id]
             if fault == "timed_out":
-                raise WorkerDied(told, handle.name)
+                raise WorkerDied(message, handle.name)
             handle.call(EnvWorker.raise_fault).result(self._timeout_s)
         except WorkerError as last:
             self._note_restarts(env_id, last)

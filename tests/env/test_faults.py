@@ -11,7 +11,7 @@ from rlightning.config import EnvConfig
 from rlightning.env import BaseEnv
 from rlightning.env.env_group import EnvGroup
 from rlightning.env.env_worker import EnvWorker, WorkerReport
-from rlightning.env.faults import CallWatch, FaultCounts, HangGuard, RestartRules
+from rlightning.env.faults import FaultCounts, HangGuard, RestartRules
 from rlightning.env.seeding import sub_env_seeds
 from rlightning.errors import ConfigError, WorkerError
 from rlightning.runtime import LocalFuture
@@ -35,36 +35,49 @@ def over(future):
     future.settle(LocalFuture(1))
 
 
+def watching(limits_s, clock):
+    """A guard that looks when it is asked to, and a function that returns the workers that it ends then."""
+    ended = []
+    guard = HangGuard(limits_s, ended.append, clock)
+    guard._thread = threading.current_thread()  # none is started
+
+    def overdue():
+        ended.clear()
+        guard.look()
+        return list(ended)
+
+    return guard, overdue
+
+
 def test_a_call_is_overdue_when_it_was_seen_running_for_longer_than_its_limit():
     clock = Clock()
-    watch = CallWatch([5.0, None], clock)
+    watch, overdue = watching([5.0, None], clock)
     quick, slow = pending(), pending()
     watch.started(0, quick)
     watch.started(0, slow)
     watch.started(1, pending())
-    assert watch.overdue() == []  # seen at 0
+    assert overdue() == []  # seen at 0
     clock.now = 5.0
-    assert watch.overdue() == []  # 5 s are not more than 5 s
+    assert overdue() == []  # 5 s are not more than 5 s
     over(quick)
     clock.now = 6.0
-    assert watch.overdue() == []  # the second call is seen for the first time
+    assert overdue() == []  # the second call is seen for the first time
     clock.now = 11.5
-    assert watch.overdue() == [0]
-    watch.forget(0)
-    assert watch.overdue() == []
+    assert overdue() == [0]
+    assert overdue() == []
 
 
 def test_a_call_that_waits_for_its_argument_does_not_count():
     clock = Clock()
-    watch = CallWatch([1.0], clock)
+    watch, overdue = watching([1.0], clock)
     argument = pending()
     watch.started(0, pending(), argument)
     for clock.now in (0.0, 100.0):
-        assert watch.overdue() == []
+        assert overdue() == []
     over(argument)
-    assert watch.overdue() == []
+    assert overdue() == []
     clock.now = 101.5
-    assert watch.overdue() == [0]
+    assert overdue() == [0]
 
 
 def test_a_guard_ends_who_hangs_once_whatever_the_others_wait_for():

@@ -85,7 +85,7 @@ def test_a_run_with_bad_simulators_ends_well(ray_cluster, tmp_path, caplog):
                 # One more, at a time when nothing is asked of it.
                 steps_of_five = ask_all(engine, EnvWorker.report)[5].steps
                 os.kill(pids[5], signal.SIGKILL)
-            engine.make_room_to_act()
+            engine.load_to_act()
             assert engine.collect() == 8 * 8 * 2
             blocks.append(block(engine).clone())
             engine.learn()
