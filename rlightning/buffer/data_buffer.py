@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from rlightning.buffer.assignment import BufferRoutes, routes_in_order
@@ -75,16 +76,30 @@ class DataBuffer:
         """
         if tuple(env_rets.env_ids) != tuple(responses.env_ids):
             raise ValueError(f"results of env workers {env_rets.env_ids}, responses for {responses.env_ids}")
+        return self.adder(env_rets.env_ids)(*env_rets.items, *responses.items)
+
+    def adder(self, env_ids: Sequence[int]) -> Callable[..., Future[None]]:
+        """Return a function that adds one step of some env workers: of what each saw, then of what was done there."""
         if len(self._shards) == 1:
-            return self._shards[0].call(
-                RolloutBlock.add_all, tuple(env_rets.env_ids), *env_rets.items, *responses.items
+            return partial(self._shards[0].call, RolloutBlock.add_all, tuple(env_ids))
+        owned = [
+            (
+                shard,
+                tuple(env_ids[index] for index in indices),
+                [*indices, *(len(env_ids) + index for index in indices)],
             )
-        calls = []
-        for shard, indices in self._by_owner(env_rets.env_ids):
-            ids = tuple(env_rets.env_ids[index] for index in indices)
-            seen = [env_rets.items[index] for index in indices]
-            calls.append(shard.call(RolloutBlock.add_all, ids, *seen, *(responses.items[index] for index in indices)))
-        return JointFuture(calls)
+            for shard, indices in self._by_owner(env_ids)
+        ]
+
+        def add(*items: Any) -> Future[None]:
+            return JointFuture(
+                [
+                    shard.call(RolloutBlock.add_all, ids, *(items[index] for index in indices))
+                    for shard, ids, indices in owned
+                ]
+            )
+
+        return add
 
     def add_fragment_async(self, env_id: int, fragment: Fragment | Future[Fragment]) -> Future[None]:
         """Add what an env worker collected in one go, without waiting; a future of it goes to its shard unopened."""

@@ -50,10 +50,10 @@ class EagerCollector(StepwiseCollector):
 
     def _store(self, env_ids: Sequence[int], acted: dict[int, Step]) -> Future[None]:
         """Finish the answers at the policies, now that the outcomes are there, and store the steps."""
-        seen = BatchedData(env_ids, [acted[env_id][0] for env_id in env_ids])
+        seen = [acted[env_id][0] for env_id in env_ids]
         responses = BatchedData(env_ids, [acted[env_id][1] for env_id in env_ids])
         finished = self._policy_group.postprocess(self._latest(env_ids), responses)
-        return self._buffer.add_batched_data_async(seen, finished)
+        return self._buffer.adder(env_ids)(*seen, *finished.items)
 
     def _step_in_flight(self, begun_at: int, rows: int) -> int | None:
         # A step is stored when it is over, so that a reset and the first step cannot be told apart.

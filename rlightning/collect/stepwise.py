@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rlightning.buffer.data_buffer import DataBuffer
@@ -17,9 +17,9 @@ from rlightning.types import BatchedData, EnvRet
 class Nowhere:
     """Stands where a ``DataBuffer`` would, and keeps nothing: an evaluation counts episodes."""
 
-    def add_batched_data_async(self, env_rets: BatchedData[Any], responses: BatchedData[Any]) -> Future[None]:
-        """Keep nothing."""
-        return LocalFuture(None)
+    def adder(self, env_ids: Sequence[int]) -> Callable[..., Future[None]]:
+        """Return a function that keeps nothing."""
+        return lambda *items: LocalFuture(None)
 
     def truncate_async(self, env_id: int, env_ret: Future[EnvRet], steps: int) -> Future[EnvRet]:
         """Return the latest result: where a step failed, so did all later ones."""
@@ -58,6 +58,7 @@ class StepwiseCollector(Collector):
     ) -> None:
         super().__init__(env_group, timeout_s)
         self._policy_group, self._buffer, self._options = policy_group, buffer, options
+        self._added = env_group.env_ids, buffer.adder(env_group.env_ids)
 
     def _ask(self, asked: Asked, steps: int, *, past_buffer: bool = False) -> None:
         self._make_steps(asked.env_ids, steps, asked.calls)
@@ -75,15 +76,20 @@ class StepwiseCollector(Collector):
             steps: How often.
             calls: Gets the futures of what goes to the buffer.
         """
-        rollout_batch, step = self._policy_group.rollout_batch, self.env_group.step
-        add = self._buffer.add_batched_data_async
+        rollout_batch, step, add = self._policy_group.rollout_batch, self.env_group.step, self._adder(env_ids)
         env_rets = self._latest(env_ids)
         for _ in range(steps):
             responses = rollout_batch(env_rets, **self._options)
             stepped = step(responses)
-            calls.append(add(env_rets, responses))
+            calls.append(add(*env_rets.items, *responses.items))
             env_rets = stepped
         self.env_rets.update(env_rets)
+
+    def _adder(self, env_ids: Sequence[int]) -> Callable[..., Future[None]]:
+        """Return what adds a step of some env workers; mostly it is all of them."""
+        if env_ids != self._added[0]:
+            self._added = tuple(env_ids), self._buffer.adder(env_ids)
+        return self._added[1]
 
     def _latest(self, env_ids: Sequence[int]) -> BatchedData[Future[EnvRet]]:
         return BatchedData(tuple(env_ids), [self.env_rets[env_id] for env_id in env_ids])
