@@ -137,7 +137,7 @@ class Answering:
 
 def _require_weights(policy: BasePolicy) -> None:
     if policy.version < 0 or not policy.is_init:
-        policy._require_init("rollout")
+        policy._tensors.require_init("rollout")
         raise ProtocolError("no weights have come yet: call PolicyGroup.sync_weights before the first rollout")
     if policy._weight_port.failure is not None:
         policy.wait_for_weight_update_done()

@@ -208,3 +208,8 @@ def _owners(parameters: list[nn.Parameter]) -> Iterator[tuple[nn.Module, str]]:
             for name, parameter in module._parameters.items():
                 if id(parameter) in wanted:
                     yield module, name
+
+
+def is_inherited(cls: type[Any], method: Callable[..., Any]) -> bool:
+    """Whether a class leaves a method of ``BasePolicy`` as it is; Ray wraps all methods of an actor."""
+    return inspect.unwrap(getattr(cls, method.__name__, None)) is method  # type: ignore[arg-type]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -19,26 +18,25 @@ from rlightning.config import OptimConfig, PolicyConfig, Section, TrainConfig
 from rlightning.distributed import Communicator, Group, ParallelMode
 from rlightning.errors import ConfigError, ProtocolError
 from rlightning.observability.timer import Timer
+from rlightning.policy import hooks
 from rlightning.policy.answering import EVALUATES, Answering
-from rlightning.policy.author_checks import check_class, framework_attributes, require_registered
+from rlightning.policy.author_checks import check_class, framework_attributes, is_inherited, require_registered
 from rlightning.policy.compilation import compile_at_first_call
 from rlightning.policy.coroutines import hide_coroutines, is_coroutine
 from rlightning.policy.data_parallel import DataParallel, infer_train_dp_world_size, set_nested_attr
 from rlightning.policy.generators import Generators
+from rlightning.policy.hooks import AsyncRolloutError
 from rlightning.policy.learning import Learning
-from rlightning.policy.memory import Part, memory_of
+from rlightning.policy.memory import memory_of
 from rlightning.policy.networks import build_networks, device_of, set_mode
 from rlightning.policy.optimizers import Built, built_options
 from rlightning.policy.tensors import PolicyTensors, as_tensors
 from rlightning.policy.training_state import clone_checkpoint_value, load_whole_state, whole_state
-from rlightning.runtime import own_location
 from rlightning.types import EnvMeta, EnvRet, PolicyResponse
-from rlightning.weights.comparison import digests, norms
 from rlightning.weights.gate import RolloutGate
-from rlightning.weights.layout import Bucket, NamedTensors, flatten_names
+from rlightning.weights.layout import NamedTensors, flatten_names
 from rlightning.weights.port import WeightPort
 from rlightning.weights.topology import KEPT_ON_DEVICE
-from rlightning.weights.version_buffer import VersionBuffer
 
 if TYPE_CHECKING:
     # A worker that holds no storage starts in two thirds of the time without this import.
@@ -239,7 +237,7 @@ class BasePolicy(nn.Module, ABC):
         own, given = flatten_names(as_tensors(self.get_trainable_parameters())), flatten_names(as_tensors(state_dict))
         if not self._tensors.lists_plainly:
             self._tensors.require_live(own)
-        self._weight_port.copy_in(own, given, self._who)
+        self._weight_port.copy_in(own, given, self._tensors.name)
 
     def extra_training_state(self) -> dict[str, Any]:
         """Return what else a resumed run needs besides modules, optimizers, counters and the generator."""
@@ -331,15 +329,6 @@ class BasePolicy(nn.Module, ABC):
 
     # Rollout
 
-    def check_idle(self) -> None:
-        """Return when the policy is free; a sync policy works through one call at a time, so that is now."""
-        if self.config.is_async:
-            raise AsyncRolloutError("check_idle is for sync rollouts; with async rollouts use get_num_requests")
-
-    def get_num_requests(self) -> int:
-        """Count the requests in flight."""
-        return self._gate.num_requests
-
     def _rollout(self, env_ret: EnvRet, **options: Any) -> PolicyResponse:
         """Answer one env worker; see ``_rollout_batch``."""
         return self._rollout_batch(env_ret, **options)[0]
@@ -365,108 +354,6 @@ class BasePolicy(nn.Module, ABC):
         """Run the author's ``postprocess`` on one env worker's data; returns arrays on the host."""
         return self._answering.finish(self, env_ret, policy_resp)
 
-    # Weights: PolicyGroup calls these; rlightning.weights.delivery says in full what a sender and a receiver do
-
-    def export_bundle(self) -> Bucket:
-        """Copy all that acts, with its version."""
-        self._require_init("export_bundle")
-        return self._weight_port.read()
-
-    def import_bundle(self, bundle: Bucket) -> int:
-        """Put a bundle in force between two requests, or keep the old one and raise; returns its version."""
-        self._require_init("import_bundle")
-        return self._weight_port.put_in_force(bundle)
-
-    def send_weights(
-        self, receivers: Sequence[Any], shared_weight_buffer: VersionBuffer | None = None, bucket: int | None = None
-    ) -> Bucket | int:
-        """Return a copy of all that acts, or write it into memory that others map; see ``Sender.send_weights``."""
-        self._require_init("send_weights")
-        if shared_weight_buffer is not None or not receivers:
-            self._weight_port.fill(shared_weight_buffer, bucket or 0)
-        if not receivers:
-            return self.version
-        return self.export_bundle() if bucket is None else self._weight_port.read(bucket)
-
-    def recv_weights(self, payload: Bucket | None = None) -> int:
-        """Take weights into the buffer, or without one into force; see ``Receiver.recv_weights``."""
-        if payload is None:
-            return self._weight_port.receive_broadcast()
-        is_whole_and_direct = payload.is_whole and not self._weight_port.is_buffered
-        return self.import_bundle(payload) if is_whole_and_direct else self._weight_port.write(payload)
-
-    def send_weights_ipc(self) -> Bucket | int:
-        """Return the weights for a policy beside this one."""
-        return self.send_weights(["the policy beside this one"])
-
-    def recv_weights_ipc(self, payload: Bucket | None, share: tuple[int, int] | None = None) -> int:
-        """Take weights out of memory that a sender of this node writes into; see ``Receiver.recv_weights_ipc``."""
-        self._require_init("recv_weights_ipc")
-        return self._weight_port.receive(share) if payload is None else self.recv_weights(payload)
-
-    def init_weight_buffer(self, shared_weight_buffer: VersionBuffer | None = None) -> None:
-        """Let weights go into a buffer first, in force with the next update; see ``Receiver.init_weight_buffer``."""
-        if self.role_type is not PolicyRole.EVAL:
-            raise ProtocolError(f"weight buffers are for policies of role 'eval'; this one is {self.role_type.value!r}")
-        self._require_init("init_weight_buffer")
-        self._weight_port.use(shared_weight_buffer)
-
-    def update_weights_from_buffer(self) -> None:
-        """Put the newest complete weights of the buffer in force, between two requests."""
-        self._weight_port.update_from_buffer()
-
-    def update_weights(self) -> None:
-        """Follow announcements until the policy is gone; runs in a thread where a weight buffer is in use."""
-        self._weight_port.run_updater()
-
-    def notify_update_weights(self) -> None:
-        """Announce new weights; without a weight buffer they are in force already."""
-        self._weight_port.announce()
-
-    def wait_for_weight_update_done(self, timeout: float | None = None) -> bool:
-        """Wait until the latest announced weights are in force; see ``Receiver.wait_for_weight_update_done``."""
-        return self._weight_port.wait(timeout)
-
-    def get_param_fingerprint(self) -> dict[str, float]:
-        """Return the L2 norm of each tensor that acts, by ``module.name``."""
-        self._require_init("get_param_fingerprint")
-        return norms(flatten_names(self._tensors.acting()))
-
-    def get_bundle_digest(self) -> tuple[int, dict[str, str]]:
-        """Return the version and an exact digest of each tensor that acts: bits, dtype and shape."""
-        self._require_init("get_bundle_digest")
-        return self.version, digests(flatten_names(self._tensors.acting()))
-
-    # Memory
-
-    def offload_model(self) -> None:
-        """Move parameters, buffers and gradients to host memory, between two requests; acting wants them back."""
-        self.offload_model_param_and_grad(offload_grad=True)
-
-    def reload_model(self) -> None:
-        """Move parameters, buffers and gradients to the device."""
-        self.reload_model_param_and_grad(load_grad=True)
-
-    def offload_model_param_and_grad(self, offload_grad: bool) -> None:
-        """Move parameters and buffers to host memory, and gradients too where asked; they stay otherwise."""
-        with self._gate.update(), self._timer.measure("offload"):
-            self._memory.offload_model(self._tensors.in_modules(), with_gradients=offload_grad)
-
-    def reload_model_param_and_grad(self, load_grad: bool) -> None:
-        """Move parameters and buffers to the device, and gradients where asked."""
-        with self._gate.update(), self._timer.measure("reload"):
-            self._memory.reload_model(self._tensors.in_modules(), with_gradients=load_grad)
-
-    def offload_optimizer(self) -> None:
-        """Move the state of all optimizers, and what only they hold, to host memory; training wants it back."""
-        with self._timer.measure("offload"):
-            self._memory.offload(Part.OPTIMIZER, self._tensors.of_optimizers())
-
-    def reload_optimizer(self) -> None:
-        """Move the state of all optimizers, and what only they hold, to the device."""
-        with self._timer.measure("reload"):
-            self._memory.reload(Part.OPTIMIZER, self._tensors.of_optimizers())
-
     # Checkpoints
 
     def get_training_state(self) -> dict[str, Any]:
@@ -483,7 +370,7 @@ class BasePolicy(nn.Module, ABC):
 
     def save_checkpoint(self, path: str | Path) -> None:
         """Write the training state into a folder; see ``rlightning.checkpoint``."""
-        self._require_init("save_checkpoint")
+        self._tensors.require_init("save_checkpoint")
         save_state(path, {"policy": self.get_training_state()})
 
     def load_checkpoint(self, path: str | Path) -> None:
@@ -494,7 +381,7 @@ class BasePolicy(nn.Module, ABC):
         Raises:
             CheckpointError: If a file is damaged, or the state does not fit; nothing is changed then.
         """
-        self._require_init("load_checkpoint")
+        self._tensors.require_init("load_checkpoint")
         state = load_state(path, ["policy"])["policy"]
         state = state.get("train", state)  # that of a run is the state of a whole group
         self.load_training_state(state, act_only=state.get("role") == "train" != self.role_type)
@@ -508,7 +395,7 @@ class BasePolicy(nn.Module, ABC):
 
     def print_timing_summary(self, reset: bool = False) -> None:
         """Print a table of ``timing_raw``; ``reset`` starts counting anew."""
-        print(self._timer.table(self._who))  # noqa: T201 (it says print)
+        print(self._timer.table(self._tensors.name))  # noqa: T201 (it says print)
         if reset:
             self._timer.reset()
 
@@ -516,12 +403,12 @@ class BasePolicy(nn.Module, ABC):
 
     def _update_dataset(self, data: TensorDictBase) -> int:
         """Take data; returns how many versions the oldest weights that acted in them are behind."""
-        self._require_init("update_dataset")
+        self._tensors.require_init("update_dataset")
         return self._learning.update_dataset(self, data)
 
     def _train(self, *args: Any, **kwargs: Any) -> Any:
         """Run the training step of the author and count it."""
-        self._require_init("train")
+        self._tensors.require_init("train")
         return self._learning.train(self, *args, **kwargs)
 
     # Data parallel: what train policies do together
@@ -530,14 +417,6 @@ class BasePolicy(nn.Module, ABC):
     def peers(self) -> Group:
         """The train policies that learn with this one; a group of one where it learns alone."""
         return self._data_parallel.peers
-
-    def get_rank(self) -> int:
-        """Return the rank of this policy among all policies; 0 without groups."""
-        return self._communicator.rank
-
-    def dist_barrier(self, mode: ParallelMode | None = None) -> None:
-        """Wait until all members of a group have called this; None means the group of all policies."""
-        self._communicator.group(ParallelMode.GLOBAL if mode is None else mode).barrier()
 
     def average_backward(self, loss: torch.Tensor | None, samples: float) -> None:
         """Run a backward pass; the gradients become those of the mean over the samples of all train policies.
@@ -550,61 +429,33 @@ class BasePolicy(nn.Module, ABC):
         """
         self._data_parallel.backward(loss, samples)
 
-    # Groups: called by PolicyGroup.init_comm_group
+    # Hooks of the contract, which a group calls on each of its policies; rlightning.policy.hooks describes them
 
-    def _get_node_id(self) -> str:
-        """Return the id of this policy's node; "local" where it is an object of the controller."""
-        return own_location()[0]
-
-    def _get_gpu_ids(self) -> list[int]:
-        """Return the GPUs that this policy may use, in the numbering of its node; none on the CPU."""
-        return [] if self.device == "cpu" else list(own_location()[1])
-
-    def _get_addr_and_port(self) -> tuple[str, int]:
-        """Listen where all others can meet this policy; its rank becomes 0."""
-        return self._communicator.offer()
-
-    def init_distributed_env(
-        self,
-        rank: int,
-        world_size: int,
-        local_rank: int,
-        local_world_size: int,
-        master_addr: str,
-        master_port: int,
-        backend: str = "gloo",
-        **when: Any,
-    ) -> None:
-        """Meet all other policies where that of rank 0 listens; see ``Communicator.enter``."""
-        self.local_rank, self.local_world_size = local_rank, local_world_size
-        self._communicator.enter(rank, world_size, master_addr, master_port, backend, device=self.device, **when)
-
-    def init_single_comm_group(
-        self, ranks: Sequence[int], mode: ParallelMode, backend: str = "gloo", as_default: bool = False
-    ) -> None:
-        """Form a group; nothing to do where this policy is not among the ranks. See ``Communicator.form``."""
-        mode = ParallelMode(mode)
-        self._communicator.form(ranks, mode, backend, as_default=as_default)
-        if mode is ParallelMode.TRAIN_DATA_PARALLEL and self.is_init and self.role_type is PolicyRole.TRAIN:
-            self.world_size = self.peers.size
-            self._data_parallel.regroup(self)
-
-    # Inside
-
-    @property
-    def _who(self) -> str:
-        """Class and role, for messages."""
-        return f"{type(self).__name__} ({self.role_type.value})"
-
-    def _require_init(self, method: str) -> None:
-        if not self.is_init:
-            raise ProtocolError(f"call init_{self.role_type.value} before {method}")
-
-
-class AsyncRolloutError(ProtocolError, AssertionError):
-    """A call that is only for sync rollouts."""
-
-
-def is_inherited(cls: type[Any], method: Callable[..., Any]) -> bool:
-    """Whether a class leaves a method of ``BasePolicy`` as it is; Ray wraps all methods of an actor."""
-    return inspect.unwrap(getattr(cls, method.__name__, None)) is method  # type: ignore[arg-type]
+    check_idle = hooks.check_idle
+    get_num_requests = hooks.get_num_requests
+    export_bundle = hooks.export_bundle
+    import_bundle = hooks.import_bundle
+    send_weights = hooks.send_weights
+    recv_weights = hooks.recv_weights
+    send_weights_ipc = hooks.send_weights_ipc
+    recv_weights_ipc = hooks.recv_weights_ipc
+    init_weight_buffer = hooks.init_weight_buffer
+    update_weights_from_buffer = hooks.update_weights_from_buffer
+    update_weights = hooks.update_weights
+    notify_update_weights = hooks.notify_update_weights
+    wait_for_weight_update_done = hooks.wait_for_weight_update_done
+    get_param_fingerprint = hooks.get_param_fingerprint
+    get_bundle_digest = hooks.get_bundle_digest
+    offload_model = hooks.offload_model
+    reload_model = hooks.reload_model
+    offload_model_param_and_grad = hooks.offload_model_param_and_grad
+    reload_model_param_and_grad = hooks.reload_model_param_and_grad
+    offload_optimizer = hooks.offload_optimizer
+    reload_optimizer = hooks.reload_optimizer
+    _get_node_id = hooks._get_node_id
+    _get_gpu_ids = hooks._get_gpu_ids
+    _get_addr_and_port = hooks._get_addr_and_port
+    init_distributed_env = hooks.init_distributed_env
+    init_single_comm_group = hooks.init_single_comm_group
+    get_rank = hooks.get_rank
+    dist_barrier = hooks.dist_barrier

@@ -10,7 +10,8 @@ from typing import Any
 
 from rlightning.config import PolicyConfig
 from rlightning.errors import PlacementError, ProtocolError, WeightSyncError, WorkerError
-from rlightning.policy.base_policy import BasePolicy, is_inherited
+from rlightning.policy.author_checks import is_inherited
+from rlightning.policy.base_policy import BasePolicy
 from rlightning.policy.members import NO_LEARNER, Members
 from rlightning.runtime import WorkerHandle
 from rlightning.weights.comparison import Mismatch, differences

@@ -227,7 +227,7 @@ class PolicyTensors:
             late = [name for name, child in policy.named_children() if name not in self._built and child.state_dict()]
             if late:
                 raise ProtocolError(
-                    f"{policy._who} built {', '.join(late)} after init_eval, and no weights come for that: build it in "
+                    f"{self.name} built {', '.join(late)} after init_eval, and no weights come for that: build it in "
                     f"construct_network, on learners and actors alike"
                 )
         now = [(name, modules.get(name) if name in self._followed else None, own) for name, own in policy.model_list]
@@ -256,7 +256,7 @@ class PolicyTensors:
     @property
     def name(self) -> str:
         """Name of the policy, for messages."""
-        return self._policy._who
+        return f"{self._policy.__class__.__name__} ({self._policy.role_type.value})"
 
     @property
     def device(self) -> str:
@@ -270,7 +270,8 @@ class PolicyTensors:
 
     def require_init(self, method: str) -> None:
         """Raise a ``ProtocolError`` where there are no networks yet."""
-        self._policy._require_init(method)
+        if not self._policy.is_init:
+            raise ProtocolError(f"call init_{self._policy.role_type.value} before {method}")
 
     def load(self, tensors: NamedTensors, version: int) -> None:
         """Load by the author's ``load_state_dict`` what the author lists, and copy the buffers that are not listed."""

@@ -31,7 +31,7 @@ def learner(cls):
 # Names
 
 
-@pytest.mark.parametrize("name", ["_train", "_tensors", "_memory", "_gate", "_who", "version", "config"])
+@pytest.mark.parametrize("name", ["_train", "_tensors", "_memory", "_gate", "_timer", "version", "config"])
 def test_a_method_with_a_name_that_the_framework_needs_is_refused_when_the_class_is_made(name):
     proposed = ("_own" if name.startswith("_") else "own_") + name
     with pytest.raises(ReservedName, match=rf"Mine uses names .*: {name} \(call it {proposed}\)"):
