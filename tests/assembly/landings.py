@@ -35,7 +35,7 @@ def config(address, strategy, env_strategy, **cluster):
 
 
 def land(made):
-    """Start the workers of a run; give for each where it should be and where Ray says it is, and the ways of data."""
+    """Start the workers of a run; return where each should be and where Ray says it is, the plan, and its pools."""
     run = Run(made)
     names = [node.name for node in running_cluster(ray_backend.list_nodes()).nodes]
     ids = [node.node_id for node in ray_backend.list_nodes()]
@@ -56,12 +56,22 @@ def land(made):
         routes = run.plan.routes
         pools = as_pools(run.plan.placement, running_cluster(ray_backend.list_nodes()))
         run.close(pool)
-    return {
-        "wanted": wanted,
-        "found": found,
-        "replaced": replaced,
-        "routes": [routes.env_shards, routes.learner_shards],
-    }, pools
+    return (
+        {
+            "wanted": wanted,
+            "found": found,
+            "replaced": replaced,
+            "routes": [routes.env_shards, routes.learner_shards],
+        },
+        run.plan,
+        pools,
+    )
+
+
+def slots_of(plan):
+    """Where each worker of a plan is, and which way its data take."""
+    slots = {slot.worker: (slot.node, slot.devices) for slot in plan.placement.slots}
+    return slots, plan.routes.env_shards, plan.routes.learner_shards
 
 
 def all_free(cpus, timeout_s):
@@ -81,10 +91,11 @@ def play(address):
         ("default", "node-affinity"),
     ):
         made = config(address, strategy, env_strategy)
-        results[f"{strategy} {env_strategy}"], pools = land(made)
+        results[f"{strategy} {env_strategy}"], plan, pools = land(made)
     # The plan of the last run, as it stands.
-    again = config(address, "default", "node-affinity", mode="manual", resource_pool=pools)
-    results["manual"], _ = land(again)
+    again = Run(config(address, "default", "node-affinity", mode="manual", resource_pool=pools))
+    results["manual"] = slots_of(again.plan) == slots_of(plan)
+    again.close()
     try:
         land(config(address, "disaggregate", "default", train_worker_num=9))
     except PlacementError as error:

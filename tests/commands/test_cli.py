@@ -83,18 +83,10 @@ def test_version_and_presets() -> None:
     assert "ppo_halfcheetah" in invoke("presets").output
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_a_wrong_configuration_ends_with_2_before_anything_starts(folder: Path) -> None:
     (folder / "wrong.yaml").write_text("defaults: [ppo_cartpole]\npolcy: {}\ntrain:\n  batch-size: 3\n")
-    done = subprocess.run(
-        command("train", "wrong.yaml", "cluster=ray", "train.learning_rat=1", "env.num_workers=-1"),
-        capture_output=True,
-        text=True,
-        env=environment(),
-        check=False,
-    )
-    assert done.returncode == 2
+    done = invoke("train", "wrong.yaml", "cluster=ray", "train.learning_rat=1", "env.num_workers=-1")
+    assert done.exit_code == 2
     assert done.stdout == ""
     assert "4 problems" in done.stderr
     for text in (
@@ -279,9 +271,8 @@ def test_a_video_must_have_an_ending_that_is_known() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_ctrl_c_leaves_a_checkpoint_from_which_the_run_goes_on(folder: Path) -> None:
-    epochs, light = 200, ["train.batch_size=100", "policy.algo_cfg.update_epochs=1"]
     process = subprocess.Popen(
-        command("train", "tiny.yaml", f"train.max_epochs={epochs}", "train.max_rollout_steps=50", *light),
+        command("train", "tiny.yaml", "train.max_epochs=100000"),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -297,10 +288,8 @@ def test_ctrl_c_leaves_a_checkpoint_from_which_the_run_goes_on(folder: Path) -> 
     output, _ = process.communicate(timeout=100)
     assert process.returncode == 130, output
     assert "rlightning resume runs/tiny" in output
-    stopped_at = len(read_metrics(metrics))
-    assert stopped_at < epochs
-
-    done = invoke("resume", "runs/tiny")
+    epochs = len(read_metrics(metrics)) + 3
+    done = invoke("resume", "runs/tiny", f"train.max_epochs={epochs}")
     assert done.exit_code == 0, done.output
     assert [row["progress/epoch"] for row in read_metrics(metrics)] == list(range(1, epochs + 1))
 

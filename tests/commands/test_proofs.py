@@ -23,6 +23,21 @@ env: {num_envs: 2}
 train: {max_epochs: 8, max_rollout_steps: 8, batch_size: 8}
 log: {backend: []}
 """
+WHOLE = """
+defaults: [ppo_cartpole]
+env: {num_workers: 2, num_envs: 4, num_cpus: 0.01}
+policy:
+  model_cfg: {normalize_observation: true, hidden_sizes: [16]}
+  algo_cfg: {scale_reward: true, clip_schedule: linear, target_kl: 0.05}
+  optim_cfg: {schedule: linear}
+  weight_buffer: {buffer_strategy: Shared, verify_interval: 1}
+  train_num_cpus: 0.01
+  eval_num_cpus: 0.01
+train: {max_epochs: 8, max_rollout_steps: 16, batch_size: 32, check_ranks_interval: 1}
+cluster: {train_worker_num: 2, eval_worker_num: 2, buffer_worker_num: 2}
+log: {backend: []}
+"""
+"""All that has a state of its own: statistics, schedules, and several workers of each role."""
 
 
 @pytest.fixture(autouse=True)
@@ -147,9 +162,12 @@ def test_a_run_that_is_resumed_in_a_new_process_equals_one_that_was_not_stopped(
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_local_remote_and_mixed_runs_of_a_configuration_are_equal_in_all_that_is_stored(ray_cluster: None) -> None:
+def test_local_remote_and_mixed_runs_of_a_configuration_are_equal_in_all_that_is_stored(
+    ray_cluster: None, folder: Path
+) -> None:
+    (folder / "whole.yaml").write_text(WHOLE)
     out = io.StringIO()
-    equal = check_parity(load_config("tiny.yaml"), 2, Console(file=out, width=200))
+    equal = check_parity(load_config("whole.yaml"), 3, Console(file=out, width=200))
     assert equal, out.getvalue()
     rows = [line.split() for line in out.getvalue().splitlines() if line.startswith(("local", "remote", "mixed"))]
     assert [row[0] for row in rows] == ["local", "remote", "mixed"]

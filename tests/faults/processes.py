@@ -44,7 +44,7 @@ class Program:
         while not happened():
             assert self.process.poll() is None, f"it ended before: {self.errors}"
             assert time.monotonic() < deadline, f"it did not happen within {timeout_s} s: {self.output}{self.errors}"
-            time.sleep(0.05)
+            time.sleep(0.1)
 
     def end(self, timeout_s):
         """Wait for the end; gives the exit code and the seconds that it took."""

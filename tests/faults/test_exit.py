@@ -53,29 +53,15 @@ def test_a_driver_that_raises_ends_and_leaves_no_process(tmp_path):
     "remote",
     [pytest.param(False, id="local"), pytest.param(True, id="remote", marks=[pytest.mark.ray, pytest.mark.exhaustive])],
 )
-def test_a_program_that_ends_without_close_ends_quietly(tmp_path, remote):
-    with program(script(tmp_path, ONE_STEP.format(remote=remote, then="")), tmp_path) as driver:
-        driver.wait_for(lambda: "stepped" in driver.output or driver.process.poll() is not None)
-        assert driver.end(60)[0] == 0
-        assert driver.errors == ""
-        assert driver.nothing_left()
-
-
-@pytest.mark.parametrize(
-    "remote",
-    [pytest.param(False, id="local"), pytest.param(True, id="remote", marks=[pytest.mark.ray, pytest.mark.exhaustive])],
-)
-def test_a_run_that_ends_without_close_ends_quietly(tmp_path, remote):
-    text = f"""
-from rlightning.launch import assemble
-from tests.engine.doubles import config
-
+def test_a_program_that_closes_neither_envs_nor_run_ends_quietly(tmp_path, remote):
+    then = f"""
+from rlightning.assembly.assemble import assemble
 far = {{"remote_env": True, "remote_train": True}}
 engine = assemble(config(cluster=far if {remote} else {{}}))
 engine.run()
 print("trained", flush=True)
 """
-    with program(script(tmp_path, text), tmp_path) as driver:
+    with program(script(tmp_path, ONE_STEP.format(remote=remote, then=then)), tmp_path) as driver:
         driver.wait_for(lambda: "trained" in driver.output or driver.process.poll() is not None, 300)
         assert driver.end(60)[0] == 0
         assert driver.errors == ""
@@ -93,7 +79,11 @@ def epochs_of(folder):
 
 
 @pytest.mark.parametrize(
-    "remote", [pytest.param(False, id="local"), pytest.param(True, id="remote", marks=pytest.mark.ray)]
+    "remote",
+    [
+        pytest.param(False, id="local", marks=pytest.mark.exhaustive),
+        pytest.param(True, id="remote", marks=pytest.mark.ray),
+    ],
 )
 def test_ctrl_c_ends_after_the_epoch_with_a_checkpoint(tmp_path, remote):
     # A terminal sends the signal to all processes of the session, those of the workers among them.

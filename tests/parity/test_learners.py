@@ -49,6 +49,7 @@ def test_shards_do_not_matter(here):
 
 
 @pytest.mark.ray
+@pytest.mark.exhaustive
 @pytest.mark.timeout(600)
 def test_with_all_workers_remote_nothing_differs(here, ray_cluster):
     remote = run(cart_pole(**REMOTE), EPOCHS)

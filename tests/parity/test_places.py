@@ -98,8 +98,9 @@ def test_all_policies_have_the_learners_weights_and_statistics_bit_for_bit(here)
 
 
 @pytest.mark.ray
+@pytest.mark.exhaustive
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("strategy", ["Shared", pytest.param("None", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("strategy", ["Shared", "None"])
 def test_with_all_workers_remote_nothing_differs(here, ray_cluster, strategy):
     remote = run(cart_pole(strategy=strategy, **REMOTE), EPOCHS)
     assert remote["rows"] == here["rows"]

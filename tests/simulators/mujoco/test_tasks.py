@@ -11,9 +11,7 @@ from rlightning.simulators.mujoco.loading import quiet_loading
 from rlightning.types import PolicyResponse
 
 SEEDS = [11, 12]
-STEPS = 1000
-FEWER_STEPS = 300
-"""Steps with options of its own."""
+STEPS = 300
 ALMOST = {"rtol": 1e-8, "atol": 1e-8}
 
 CASES = {
@@ -102,8 +100,7 @@ def test_a_task_is_gymnasiums_step_by_step(case):
     same_info(ret.info, [info for _, info in starts])
     actions = np.random.default_rng(5)
     ends = 0
-    steps = FEWER_STEPS if "env_kwargs" in case else STEPS
-    for _ in range(steps):
+    for _ in range(STEPS):
         # Actions outside of the range of the controls, too: MuJoCo cuts them, and they cost as they are.
         high = batch.meta.action_space.high
         action = (1.2 * high * actions.uniform(-1, 1, (len(SEEDS), len(high)))).astype(np.float32)
@@ -124,7 +121,7 @@ def test_a_task_is_gymnasiums_step_by_step(case):
         assert (ret.final_observation is None) == (len(ended) == 0)
         same_rows(ret.observation, seen)
     batch.close()
-    assert ends or batch.meta.max_episode_steps > steps
+    assert ends or batch.meta.max_episode_steps > STEPS
 
 
 def same_rows(found, wanted):
