@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlightning.errors import CallTimeout, PeerLost, WorkerError
-from rlightning.runtime.future import Future, gather
+from rlightning.runtime.future import Future, PendingFuture, gather, no_answer
 from rlightning.runtime.handle import PartHandle, WorkerHandle
 from rlightning.runtime.local import LocalHandle
 
@@ -55,61 +55,43 @@ def collective_call(calls: Sequence[Call], timeout: float | None = None) -> list
         CallTimeout: If a call is not over in time.
     """
     deadline = None if timeout is None else time.monotonic() + timeout
-    futures: list[Future[Any] | None] = [None] * len(calls)
-    local: dict[int, list[int]] = {}
-    for index, call in enumerate(calls):
+    futures: list[Future[Any]] = []
+    local: dict[int, list[tuple[Call, PendingFuture[Any]]]] = {}
+    for call in calls:
         worker = call.handle.worker if isinstance(call.handle, PartHandle) else call.handle
         if isinstance(worker, LocalHandle):
-            local.setdefault(id(worker.target), []).append(index)
+            pending: PendingFuture[Any] = PendingFuture(call.handle.name, call.method.__name__)
+            local.setdefault(id(worker.target), []).append((call, pending))
+            futures.append(pending)
         else:
-            futures[index] = call.start()
-
-    def run(indices: list[int]) -> None:
-        for index in indices:
-            futures[index] = calls[index].start()
-
+            futures.append(call.start())
     if len(local) == 1:
-        run(*local.values())
+        _run(*local.values())
     else:
-        threads = [
-            threading.Thread(target=copy_context().run, args=(run, indices), name=calls[indices[0]].handle.name)
-            for indices in local.values()
-        ]
-        for thread in threads:
-            # A thread that waits for ever must not keep the process from ending.
-            thread.daemon = True
-            thread.start()
-        for thread in threads:
-            thread.join(_left(deadline))
-    made = [future for future in futures if future is not None]
-    if len(made) == len(calls):
-        with suppress(WorkerError, CallTimeout):
-            return gather(made, _left(deadline))
-    failures = _failures(made, deadline)
-    late = [
-        f"{call.handle.name}.{call.method.__name__}"
-        for call, future in zip(calls, futures, strict=True)
-        if future is None or not future.done()
-    ]
-    if late:
-        failures.append(CallTimeout(f"no answer within {timeout} s from {len(late)} calls: {', '.join(late[:10])}"))
+        for run in local.values():
+            # A daemon, since a thread that waits for ever must not keep the process from ending.
+            name, target = run[0][1].worker, copy_context().run
+            threading.Thread(target=target, args=(_run, run), name=name, daemon=True).start()
+    with suppress(WorkerError, CallTimeout):
+        return gather(futures, _left(deadline))
+    failures: list[Exception] = []
+    for future in futures:
+        with suppress(CallTimeout):
+            try:
+                future.result(_left(deadline))
+            except WorkerError as error:
+                failures.append(error)
+    if not all(future.done() for future in futures):
+        failures.append(no_answer(futures, timeout))
     if not failures:
-        return gather(made)  # the last answers came meanwhile
+        return gather(futures)  # the last answers came meanwhile
     # Outside of an except clause: the __cause__ of an error is what happened in the worker.
     raise min(failures, key=_is_a_consequence)
 
 
-def _failures(futures: Sequence[Future[Any]], deadline: float | None) -> list[Exception]:
-    """List the failures in the order of the calls, so that the same failures give the same error."""
-    failures: list[Exception] = []
-    for future in futures:
-        try:
-            future.result(_left(deadline))
-        except WorkerError as error:
-            failures.append(error)
-        except CallTimeout:
-            pass  # calls without an answer are reported by one error
-    return failures
+def _run(calls: Sequence[tuple[Call, PendingFuture[Any]]]) -> None:
+    for call, future in calls:
+        future.settle_by(call.start)
 
 
 def _is_a_consequence(error: Exception) -> bool:

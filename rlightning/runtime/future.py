@@ -6,11 +6,11 @@ import concurrent.futures
 import math
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
-from rlightning.errors import CallTimeout
+from rlightning.errors import CallTimeout, call_failure
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -67,8 +67,7 @@ class Future(Generic[T_co]):
 
 def no_answer(futures: Sequence[Any], timeout: float | None) -> CallTimeout:
     """Return the error that names the calls among ``futures`` that are not done."""
-    ready = {id(future) for future in type(futures[0])._ready(futures)}
-    late = [f"{future.worker}.{future.method}" for future in futures if id(future) not in ready]
+    late = [f"{future.worker}.{future.method}" for future in futures if not future.done()]
     return CallTimeout(f"no answer within {timeout} s from {len(late)} calls: {', '.join(late[:10])}")
 
 
@@ -131,6 +130,15 @@ class PendingFuture(Future[T]):
     def settle(self, outcome: Future[T]) -> None:
         """Set the outcome, once; only the thread of the call does so."""
         self._outcome.set_result(outcome)
+
+    def settle_by(self, call: Callable[[], Future[T]]) -> None:
+        """Make the call in this thread and set its outcome."""
+        try:
+            outcome = call()
+        except BaseException as error:
+            # Also one that ends threads, such as SystemExit: else the future would never have a result.
+            outcome = LocalFuture(error=call_failure(error, self.worker, self.method))
+        self.settle(outcome)
 
     def _open(self) -> T:
         return self._outcome.result().result()

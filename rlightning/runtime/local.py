@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from rlightning.errors import WorkerError, call_failure
@@ -47,16 +48,10 @@ class LocalHandle(WorkerHandle):
 
     def call_beside(self, channel: str, method: Callable[..., R], *args: Any, **kwargs: Any) -> Future[R]:
         future: PendingFuture[R] = PendingFuture(self.name, method.__name__)
-
-        def run() -> None:
-            try:
-                future.settle(self.call(method, *args, **kwargs))
-            except BaseException as error:
-                # Also one that ends threads, such as SystemExit: else the future would never have a result.
-                future.settle(self._failed(error, method.__name__))
-
+        call = partial(self.call, method, *args, **kwargs)
         # A thread of its own: a call may wait for another one, and no number of threads would be enough for all.
-        threading.Thread(target=run, name=f"{self.name}.{method.__name__}", daemon=True).start()
+        name = f"{self.name}.{method.__name__}"
+        threading.Thread(target=future.settle_by, args=(call,), name=name, daemon=True).start()
         return future
 
     def run(self, function: Callable[..., R], *args: Any, on: str = "", method: str = "") -> Future[R]:
