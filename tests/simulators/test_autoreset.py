@@ -110,9 +110,10 @@ def test_every_autoreset_mode_gives_the_same_transitions(kind):
 
 def test_four_workers_in_different_modes_give_the_same_transitions_wherever_they_run(runtime):
     kinds = ["own loop", "NextStep", "SameStep dense", "Disabled"]
-    outcomes = collect(runtime.make, [KINDS[kind] for kind in kinds])
-    for kind, (rets, episodes) in zip(kinds, outcomes, strict=True):
-        check_transitions(kind, rets, episodes)
+    # 40 steps hold 5 episodes in every mode.
+    outcomes = collect(runtime.make, [KINDS[kind] for kind in kinds], steps=40)
+    for kind, (rets, _) in zip(kinds, outcomes, strict=True):
+        assert transitions(rets) == transitions(collect_here(kind, steps=40)[0])
 
 
 @pytest.mark.parametrize("kind", KINDS)
