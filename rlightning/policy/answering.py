@@ -33,7 +33,7 @@ EVALUATES: ContextVar[bool] = ContextVar("EVALUATES", default=False)
 class Answering:
     """Answers requests, each with one set of weights; it owns the thread of the author's coroutines.
 
-    The policy is an argument of each call, so that nobody but its user keeps it.
+    The policy is an argument of each call, so that only its users keep it.
     """
 
     def __init__(self, cls: type[BasePolicy], gate: RolloutGate, timer: Timer, *, postprocesses: bool) -> None:
@@ -153,7 +153,7 @@ def _accepts(function: Any, parameter: str) -> bool:
 class _Request(EnvRet):
     """Results of env workers, joined along the rows; what is not the observation is copied when it is first read.
 
-    Most policies read the observation alone, and a copy of what nobody reads would be made at every step.
+    Most policies read the observation alone, and a copy of what is not read would be made at every step.
     """
 
     __slots__ = ("_device", "_env_ids", "_env_rets", "_newcomers")
@@ -193,7 +193,7 @@ def join_requests(
 ) -> EnvRet:
     """Join results of env workers along the rows, as owned tensors on ``device``.
 
-    The policy may write into them: nobody else holds them.
+    The policy may write into them, since nothing else holds them.
 
     Args:
         env_rets: One result per env worker.
@@ -209,7 +209,7 @@ def join_requests(
 
 
 def _first_misfit(field: str, trees: Sequence[Tree], env_ids: Sequence[Any]) -> str:
-    """Say which env worker gives a field that differs from the first one's, and where; empty where none does."""
+    """Describe the first field that differs between env workers, and where it does; empty where none does."""
     first, *others = (_rows_of(field, tree) for tree in trees)
     for env_id, other in zip(env_ids[1:], others, strict=True):
         for part in [*first, *other]:
@@ -270,12 +270,12 @@ def split_response(response: PolicyResponse, counts: Sequence[int], version: int
 
 
 def _is_numbers(value: Any) -> bool:
-    """Tell whether something is a list of numbers, nested or not, and no structure of arrays."""
+    """Whether something is a list of numbers, nested or not, and no structure of arrays."""
     return isinstance(value, list | tuple) and not any(hasattr(leaf, "shape") for leaf in tree_leaves(value))
 
 
 def _misfit(response: PolicyResponse, leaf: Any, rows: int) -> str:
-    """Say which field of an answer has other rows than the request, or none."""
+    """Describe the field of an answer that has other rows than the request, or none."""
     fields = {"action": response.action}
     if response.env_action is not None:
         fields["env_action"] = response.env_action
@@ -286,7 +286,7 @@ def _misfit(response: PolicyResponse, leaf: Any, rows: int) -> str:
 
 
 def own_response(response: PolicyResponse, device: str) -> PolicyResponse:
-    """Copy an answer into tensors on ``device`` that nobody else holds."""
+    """Copy an answer into tensors on ``device`` that nothing else holds."""
 
     def own(tree: Tree) -> Tree:
         return None if tree is None else concat_rows([tree], device)

@@ -183,7 +183,7 @@ class BasePolicy(nn.Module, ABC):
 
     @abstractmethod
     def update_dataset(self, data: TensorDictBase) -> None:
-        """Take data from the buffer; usually sets ``self.dataset``."""
+        """Receive data from the buffer; usually sets ``self.dataset``."""
 
     @abstractmethod
     def train(self, *args: Any, **kwargs: Any) -> Any:
@@ -402,7 +402,7 @@ class BasePolicy(nn.Module, ABC):
     # Called by the group
 
     def _update_dataset(self, data: TensorDictBase) -> int:
-        """Take data; returns how many versions the oldest weights that acted in them are behind."""
+        """Pass data to the author; returns how many versions the oldest weights that acted in them are behind."""
         self._tensors.require_init("update_dataset")
         return self._learning.update_dataset(self, data)
 

@@ -27,7 +27,7 @@ class CoroutineThread:
         weakref.finalize(self, _end, loop, thread)
 
     def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a function on the loop and wait for what it gives, or for what that gives if it can be awaited.
+        """Call a function on the loop and wait for its result, which is awaited if it can be.
 
         The function sees the context variables of the caller.
         """
@@ -37,7 +37,7 @@ class CoroutineThread:
 def hide_coroutines(cls: type[Any]) -> None:
     """Make the coroutine functions of a class plain ones that give the coroutine.
 
-    It is the same to whoever awaits them. Ray, however, runs every method of a class with a coroutine function on one
+    The result can be awaited as before. Ray, however, runs every method of a class with a coroutine function on one
     event loop, where plain methods block all others and calls lose their order.
     """
     for name, member in inspect.getmembers_static(cls):
@@ -48,7 +48,7 @@ def hide_coroutines(cls: type[Any]) -> None:
 
 
 def is_coroutine(method: Callable[..., Any]) -> bool:
-    """Tell whether a method was written as a coroutine, hidden or not."""
+    """Whether a method was written as a coroutine, hidden or not."""
     return inspect.iscoroutinefunction(inspect.unwrap(method))
 
 
@@ -73,7 +73,7 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _is_over(loop: asyncio.AbstractEventLoop) -> bool:
-    """Run a loop until it is stopped; False if a coroutine ended it by ``sys.exit``, of which its caller is told."""
+    """Run a loop until it is stopped; False if a coroutine ended it by ``sys.exit``, which its caller gets."""
     try:
         loop.run_forever()
     except (SystemExit, KeyboardInterrupt):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def infer_train_dp_world_size() -> int:
-    """Tell how many train policies train together.
+    """Return the number of train policies that train together.
 
     Returns:
         The size of the train data parallel group that was formed last in this process; where there is none, that of
@@ -111,7 +111,7 @@ class DataParallel:
             self._average_over_peers(policy)
 
     def require_current(self, policy: BasePolicy) -> None:
-        """Make sure that the networks belong to the group that there is.
+        """Check that the networks belong to the group that there is.
 
         Raises:
             ProtocolError: If it was formed after ``wrap_with_ddp`` could be called.
@@ -163,7 +163,7 @@ class DataParallel:
         torch.autograd.backward(loss)
 
     def share_buffers(self, policy: BasePolicy) -> None:
-        """Take the buffers of the first train policy, after training.
+        """Copy the buffers of the first train policy, after training.
 
         Those of a normalisation of batches went their own way on each, by what each saw; ``DistributedDataParallel``
         decides the same for them. What an author lists and no optimizer updates, such as a table, counts among them.
@@ -198,7 +198,7 @@ class DataParallel:
                 )
 
     def start_equal(self, policy: BasePolicy, *, networks_only: bool = False) -> None:
-        """Take all that learns or acts from the first train policy.
+        """Copy all that learns or acts from the first train policy.
 
         Args:
             policy: A policy whose networks are built.
@@ -227,7 +227,7 @@ class DataParallel:
     def _average_over_peers(self, policy: BasePolicy) -> None:
         self._end_average()
         if self.peers.size > 1:
-            # Weakly, so that nobody but its user keeps a policy.
+            # Weakly, so that only its users keep a policy.
             learner = cast("BasePolicy", weakref.proxy(policy))
             self._average = GradientAverage(lambda: self._learned(learner), self.peers)
             self.look_anew(policy)

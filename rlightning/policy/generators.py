@@ -21,7 +21,7 @@ class Generators:
         own: For rollouts and training; another one on each policy.
         evaluation: Takes the place of ``own`` in evaluations.
         shared: Draws alike on all train policies.
-        seed: What they follow from; None where nobody gave one.
+        seed: What they follow from; None without a seed.
         index: Index of the policy in its role.
     """
 
@@ -65,7 +65,7 @@ class Generators:
             self._lent = None
 
     def get_state(self) -> dict[str, Any]:
-        """Give the state of those that no other policy shares."""
+        """Return the state of those that no other policy shares."""
         return {"generator": self.own.get_state(), "evaluation_generator": self.evaluation.get_state()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:

@@ -14,7 +14,7 @@ from rlightning.runtime import Call, WorkerHandle, collective_call
 
 
 class GroupFormation:
-    """Gives every policy a rank and forms groups.
+    """Assigns ranks to the policies and forms their groups.
 
     Attributes:
         generation: How often groups were formed; 0 where there are none.
@@ -54,7 +54,7 @@ class GroupFormation:
         """
         self.options = (backend, is_colocated)
         members = self._members
-        handles = [*members.learners] if is_colocated else members.everybody()
+        handles = [*members.learners] if is_colocated else members.handles()
         if not handles:
             return
         if transfers is None:

@@ -35,7 +35,7 @@ class GroupRoles:
         *,
         sends_by_groups: bool,
     ) -> None:
-        """Take the parts of a group.
+        """Connect the parts of a group.
 
         Args:
             members: Its policies.
@@ -94,7 +94,7 @@ class GroupRoles:
         if num == 0:
             return
         learners = len(members.learners) + (num if is_training else -num)
-        if self._weights.is_colocated and learners < len(members.everybody()) - learners:
+        if self._weights.is_colocated and learners < len(members.handles()) - learners:
             raise ProtocolError(f"colocated policies are pairs: {learners} train policies would be too few")
         self._weights.settle()
         state, moved, stayed = self._state.gather(), leaving[-num:], len(joining)

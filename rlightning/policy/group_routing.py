@@ -70,7 +70,7 @@ class GroupRouting:
         self._homes = {env_id: handle for env_id, handle in self._homes.items() if handle in actors}
 
     def forget(self) -> None:
-        """Let go of all policies."""
+        """Drop all references to policies."""
         self._routes.clear()
         self._homes.clear()
         self._in_flight.clear()

@@ -51,7 +51,7 @@ class GroupState:
         Raises:
             WorkerError: Its cause is a ``CheckpointError`` that names the value.
         """
-        self._members.run(self._members.policies(self._members.everybody()), check_extra_training_state)
+        self._members.run(self._members.policies(self._members.handles()), check_extra_training_state)
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore a gathered state, and bring the weights to the eval policies.

@@ -115,7 +115,7 @@ class GroupWeights:
         """Make new buffers before the next transfer."""
         self._way, self._is_unannounced = None, False
         self.pending = {}
-        for member in self._members.everybody():
+        for member in self._members.handles():
             _PREPARED.pop(_identity(member.target), None)  # other groups have to prepare them anew as well
 
     def deliveries(self) -> list[Delivery]:

@@ -87,7 +87,7 @@ class Members:
         self.learners[:] = [handle for handle in self.learners if handle in self.hooks]
         self.actors[:] = [handle for handle in self.actors if handle in self.hooks]
 
-    def everybody(self) -> list[WorkerHandle]:
+    def handles(self) -> list[WorkerHandle]:
         """Return all, train policies first."""
         return [*self.learners, *self.actors]
 
@@ -107,7 +107,7 @@ class Members:
 
     def timers(self) -> list[PartHandle]:
         """Return the timers of all policies but test doubles."""
-        return [handle.part("_timer") for handle in self.policies(self.everybody())]
+        return [handle.part("_timer") for handle in self.policies(self.handles())]
 
     def set_seeds(self, handles: Sequence[WorkerHandle], first: int = 0) -> None:
         """Seed some policies by their index in the role, which begins with ``first``; nothing to do without a seed."""

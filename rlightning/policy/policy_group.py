@@ -158,7 +158,7 @@ class PolicyGroup:
         return returned
 
     def init_placement_info(self, is_colocated: bool = False) -> None:
-        """Find out which policy lives on which node; fills ``placement_info``."""
+        """Find the node of each policy; fills ``placement_info``."""
         self._weights.place(is_colocated)
         self.placement_info = {
             node: {kind: [handle.target for handle in handles] for kind, handles in held.items()}
@@ -214,7 +214,7 @@ class PolicyGroup:
     # Training
 
     def update_dataset(self, sample_data: Sequence[Any]) -> int:
-        """Hand data to the train policies: one piece, or future of one, each.
+        """Pass data to the train policies: one piece, or future of one, each.
 
         Returns:
             How many versions the oldest weights that acted in the data are behind the learner's.
@@ -270,7 +270,7 @@ class PolicyGroup:
     # Communication groups
 
     def init_comm_group(self, backend: str = "nccl", is_colocated: bool = False) -> None:
-        """Give every policy a rank and form the groups; may be called again when the policies are others.
+        """Assign ranks to the policies and form their groups; may be called again when the policies are others.
 
         Ranks go by node and device, and all meet at the node of rank 0. The groups: the policies of each node; each
         sender of weights with its receivers; the train policies. The first train policy is rank 0 among the train
@@ -288,7 +288,7 @@ class PolicyGroup:
     # Weights
 
     def sync_weights(self) -> int:
-        """Bring the learners' weights to every eval policy and announce them.
+        """Send the learners' weights to every eval policy and announce them.
 
         Without a weight buffer they are in force when this returns, else after ``wait_for_eval_weight_update``.
 
@@ -303,7 +303,7 @@ class PolicyGroup:
         return version
 
     def send_weights(self) -> int:
-        """Bring the learners' weights to the buffers of the eval policies, by the transfer plan.
+        """Send the learners' weights to the buffers of the eval policies, by the transfer plan.
 
         Returns:
             Their version; -1 without eval policies.
@@ -313,7 +313,7 @@ class PolicyGroup:
         return self._weights.send()
 
     def notify_update_weights(self) -> None:
-        """Tell the eval policies to act with the weights that were sent last."""
+        """Let the eval policies act with the weights that were sent last."""
         self._weights.announce()
 
     @property
@@ -441,9 +441,9 @@ class PolicyGroup:
         return {timer.name: taken for timer, taken in zip(timers, spans, strict=True)}
 
     def shutdown(self) -> None:
-        """Let go of all policies and end what was started for them; may be called twice."""
-        self._formation.leave(self._members.everybody())
-        self._members.remove(self._members.everybody())
+        """Drop all policies and end what was started for them; may be called twice."""
+        self._formation.leave(self._members.handles())
+        self._members.remove(self._members.handles())
         self.routing.forget()
         if self._on_shutdown is not None:
             on_shutdown, self._on_shutdown = self._on_shutdown, None

@@ -55,7 +55,7 @@ class LoadRouter:
 class NodeAffinityRouter:
     """Prefers eval policies on the env worker's node; those of a node take turns.
 
-    An env worker on a node without eval policies, or on one that nobody has told of, is answered by any of them.
+    An env worker on a node without eval policies, or on an unknown one, is answered by any of them.
 
     >>> NodeAffinityRouter(["a", "b", "a"], ["a", "b"]).select([0, 1, 2], loads=[0, 0])
     [0, 1, 0]

@@ -68,7 +68,7 @@ class RowState:
         return {str(env_id): held for (evaluation, env_id), held in self._held.items() if not evaluation}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Take back what ``state`` returned."""
+        """Restore what ``state`` returned."""
         self._held = {(False, int(env_id)): held for env_id, held in state.items()}
 
 

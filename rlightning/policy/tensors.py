@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 _EXTRA = "_extra_state"
-"""Name of what ``nn.Module.get_extra_state`` gives in a state dict."""
+"""Name of the result of ``nn.Module.get_extra_state`` in a state dict."""
 _LISTED = " (listed)"
-"""What tells the name of a tensor that an author lists from an equal one of a module."""
+"""Suffix that distinguishes the name of a tensor that an author lists from an equal one of a module."""
 
 
 class ModuleTensors:
@@ -36,11 +36,11 @@ class ModuleTensors:
     def __init__(self) -> None:
         self._models: list[tuple[str, nn.Module]] = []
         self._own: _OwnTensors | None = None
-        self._held: list[_Held] | None = None  # None where it cannot be told whether they are the same as before
+        self._held: list[_Held] | None = None  # None where changes cannot be seen
         self._named: NamedTensors = {}
 
     def of(self, policy: nn.Module, models: Sequence[tuple[str, nn.Module]]) -> NamedTensors:
-        """Give the parameters and buffers of some modules of a policy, and those that it holds itself.
+        """Return the parameters and buffers of some modules of a policy, and those that it holds itself.
 
         Returns:
             Module name -> tensor name -> the live tensor: the same dicts as before if they are the same tensors.
@@ -79,7 +79,7 @@ class _Held:
         return [*parameters, *buffers, *modules], [*parameters.values(), *buffers.values(), *modules.values()]
 
     def is_unchanged(self) -> bool:
-        """Tell whether the module holds the very same objects by the same names, and says so in its state dict."""
+        """Whether the module holds the very same objects by the same names, and its state dict follows from them."""
         names, members = self._look()
         module = self._module
         return (
@@ -91,7 +91,7 @@ class _Held:
 
 
 def _has_plain_state(module: nn.Module) -> bool:
-    """Tell whether a module's state dict follows from what it holds, since nobody makes it in a way of their own."""
+    """Whether a module's state dict follows from what it holds, since no method for it is overridden."""
     kind = type(module)
     is_plain = all(
         getattr(kind, name) is getattr(nn.Module, name)
@@ -103,10 +103,10 @@ def _has_plain_state(module: nn.Module) -> bool:
 
 
 def with_buffers(given: NamedTensors, models: Iterable[tuple[str, nn.Module]]) -> NamedTensors:
-    """Add the buffers that an author left out to what the author gives of some modules.
+    """Add the buffers that an author left out to what the author lists of some modules.
 
-    A module whose parameters are all given, under its own name, acts with its buffers too, such as the statistics of a
-    normalisation. Of what is given otherwise, the author says in full what acts.
+    A module whose parameters are all listed, under its own name, acts with its buffers too, such as the statistics of a
+    normalisation. What is listed otherwise is complete.
     """
     whole = plain_names(given)
     for name, module in models:
@@ -120,7 +120,7 @@ def with_buffers(given: NamedTensors, models: Iterable[tuple[str, nn.Module]]) -
 
 
 def plain_names(given: NamedTensors) -> NamedTensors:
-    """Free the names of what an author gives from the prefixes of wrappers, where they stay different."""
+    """Remove the prefixes of wrappers from the names that an author lists, where they stay different."""
     plain = {
         module: {strip_wrappers(name): tensor for name, tensor in named.items()} for module, named in given.items()
     }
@@ -128,7 +128,7 @@ def plain_names(given: NamedTensors) -> NamedTensors:
 
 
 def _plain(module: nn.Module, named: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Free the names of a module's tensors from the prefixes of wrappers.
+    """Remove the prefixes of wrappers from the names of a module's tensors.
 
     Raises:
         ProtocolError: If a module keeps something else besides, which would neither travel nor be loaded.
@@ -285,7 +285,7 @@ class PolicyTensors:
         left_out = flatten_names(acting).keys() - flatten_names(plain).keys()
         if left_out or flatten_names(plain).keys() != flatten_names(listed).keys():
             check_same_layout(flatten_names(acting), flatten_names(tensors), self.name, version)
-            # Under the names that the author gives them, with those of wrappers.
+            # Under the names that the author lists, with the prefixes of wrappers.
             given = {
                 module: {name: tensors[module][key] for name, key in zip(named, plain[module], strict=True)}
                 for module, named in listed.items()
@@ -364,8 +364,9 @@ class PolicyTensors:
         copies = [name for name, held in listed.items() if name in again and held.data_ptr() != again[name].data_ptr()]
         if copies:
             raise ProtocolError(
-                f"{self._policy.__class__.__name__}.get_trainable_parameters gives copies of {', '.join(copies[:10])}: "
-                f"give the tensors themselves, as from named_parameters, or write load_state_dict, too"
+                f"{self._policy.__class__.__name__}.get_trainable_parameters returns copies of "
+                f"{', '.join(copies[:10])}: return the tensors themselves, as from named_parameters, or write "
+                f"load_state_dict, too"
             )
 
 
@@ -406,5 +407,5 @@ class _OwnTensors(nn.Module):
         self._non_persistent_buffers_set = policy._non_persistent_buffers_set
 
     def is_of(self, policy: nn.Module) -> bool:
-        """Tell whether these are the tensors that the policy holds now."""
+        """Whether these are the tensors that the policy holds now."""
         return self._parameters is policy._parameters and self._buffers is policy._buffers

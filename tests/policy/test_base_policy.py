@@ -618,7 +618,7 @@ def test_a_list_of_copies_is_refused_since_nothing_would_be_loaded():
             return {"net": {name: value.clone() for name, value in self.net.named_parameters()}}
 
     ours, theirs = learner(Copies), actor(Copies)
-    with pytest.raises(ProtocolError, match=r"gives copies of net\.weight, net\.bias: give the tensors themselves"):
+    with pytest.raises(ProtocolError, match=r"returns copies of net\.weight, net\.bias: return the tensors themselves"):
         theirs.import_bundle(ours.export_bundle())
 
 
