@@ -9,7 +9,7 @@ from typing import Any
 from rlightning.buffer.assignment import BufferRoutes, routes_in_order
 from rlightning.buffer.storage import Dropped, RolloutBlock
 from rlightning.observability.timer import Span
-from rlightning.runtime import Future, JointFuture, WorkerHandle, as_handle, gather
+from rlightning.runtime import Future, JointFuture, LocalFuture, WorkerHandle, as_handle, gather
 from rlightning.types import BatchedData, EnvRet, PolicyResponse
 from rlightning.types.fragment import Fragment
 from rlightning.types.tensordict import TensorDict
@@ -222,3 +222,22 @@ class DataBuffer:
             owner = self._owner(env_id)
             owned.setdefault(owner.name, (owner, []))[1].append(index)
         return list(owned.values())
+
+
+class NullBuffer(DataBuffer):
+    """Keeps nothing of what is collected: an evaluation counts episodes."""
+
+    def __init__(self) -> None:
+        return None
+
+    def adder(self, env_ids: Sequence[int]) -> Callable[..., Future[None]]:
+        return lambda *items: LocalFuture(None)
+
+    def truncate_async(self, env_id: int, env_ret: Any, steps: int | None = None) -> Any:
+        return env_ret  # where a step failed, so did all later ones
+
+    def drop(self, env_ids: Sequence[int]) -> dict[int, Dropped]:
+        return {}
+
+    def size(self) -> int:
+        return 0

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rlightning.buffer.data_buffer import DataBuffer
 from rlightning.buffer.storage import Dropped
 from rlightning.collect.rate_limiter import RateLimiter
 from rlightning.env.env_group import EnvGroup
@@ -70,6 +71,7 @@ class Collector(ABC):
 
     Args:
         env_group: The envs.
+        buffer: Where fragments go.
         timeout_s: Seconds that one call may take; None is no limit.
 
     Attributes:
@@ -78,8 +80,8 @@ class Collector(ABC):
         timer: Measures "wait": the time in which there is nothing to ask for.
     """
 
-    def __init__(self, env_group: EnvGroup, timeout_s: float | None = None) -> None:
-        self.env_group, self._timeout_s = env_group, timeout_s
+    def __init__(self, env_group: EnvGroup, buffer: DataBuffer, timeout_s: float | None = None) -> None:
+        self.env_group, self._buffer, self._timeout_s = env_group, buffer, timeout_s
         self.env_rets: dict[int, Future[EnvRet]] = {}
         self.dropped: Counter[str] = Counter()
         self.timer = Timer()
@@ -112,7 +114,7 @@ class Collector(ABC):
                 missing = ()
             except WorkerError as error:
                 missing = self._recover(error, [asked])
-        return Collected(self._stored(), dict(self.dropped - before))
+        return Collected(self._buffer.size(), dict(self.dropped - before))
 
     def stream(self, steps: int, limit: RateLimiter) -> Iterator[Future[Fragment]]:
         """Yield fragments as they come, without end; they go past the buffer, and their futures are unopened.
@@ -158,11 +160,10 @@ class Collector(ABC):
 
     def _first_ready(self, in_flight: Sequence[Asked]) -> Asked:
         # The calls of an actor run in their order, so that its last one is ready when all are.
-        last = {id(future): asked for asked in in_flight for future in list(asked.whole.values())[-1:]}
-        futures = [list(asked.whole.values())[-1] for asked in in_flight]
+        last = [[*asked.whole.values()][-1] for asked in in_flight]
         with self.timer.measure("wait"):
-            ready, _ = wait(futures, 1, self._timeout_s)
-        return last[id(ready[0])]
+            ready, _ = wait(last, 1, self._timeout_s)
+        return in_flight[[id(future) for future in last].index(id(ready[0]))]
 
     def _finish(self, asked: Asked, steps: int) -> None:
         """Wait until fragments are whole."""
@@ -191,22 +192,13 @@ class Collector(ABC):
     def _actors(self) -> list[tuple[int, ...]]:
         """List the env workers by those that are asked together."""
 
-    @abstractmethod
-    def _stored(self) -> int:
-        """Count the valid transitions in the buffer."""
-
-    @abstractmethod
     def _drop(self, env_ids: Sequence[int]) -> dict[int, Dropped]:
         """Forget what there is of fragments that are not whole, and return what that was."""
+        return self._buffer.drop(env_ids)
 
     @abstractmethod
-    def _go_on(self, replaced: dict[int, Future[EnvRet]], others: Sequence[int]) -> None:
-        """Begin the next fragments where the envs are after a fault.
-
-        Args:
-            replaced: Env id of each new worker -> what it shows.
-            others: Env workers that are well and whose fragments are broken.
-        """
+    def _go_on(self, env_ids: Sequence[int]) -> None:
+        """Begin the next fragments of envs that are well where they are now."""
 
     def _step_in_flight(self, begun_at: int, rows: int) -> int | None:
         """Return the step in which a worker was, of which so many rows of a fragment have come; 0 is the reset."""
@@ -218,10 +210,6 @@ class Collector(ABC):
         """Drop and count the fragments that a fault broke, and replace the envs at fault.
 
         A failure goes on to all calls that want what an env did not give. So fragments of other envs are broken, too.
-
-        Args:
-            error: The failure that was met.
-            in_flight: All that is on its way.
 
         Returns:
             The env workers whose fragments are broken.
@@ -241,7 +229,8 @@ class Collector(ABC):
             if held.transitions:
                 self.dropped[recovery.faults.get(env_id, BESIDE)] += held.transitions
         self._begun_at |= recovery.steps | dict.fromkeys(recovery.replaced, 0)
-        self._go_on(recovery.replaced, sorted(broken - recovery.replaced.keys()))
+        self.env_rets |= recovery.replaced
+        self._go_on(sorted(broken - recovery.replaced.keys()))
         return tuple(sorted(broken))
 
     # State
@@ -258,14 +247,10 @@ class Collector(ABC):
     def set_state(self, state: dict[str, Any], generation: int) -> list[int]:
         """Go on from a state of ``get_state``.
 
-        Args:
-            state: The state; ``faults`` and ``dropped`` may be missing, since earlier checkpoints had none.
-            generation: Which episodes are played, at least, by envs whose state could not be stored.
-
         Returns:
-            The env ids of those.
+            The env workers whose state could not be stored: they start episodes of ``generation`` or a later one.
         """
-        if "faults" in state:
+        if "faults" in state:  # earlier checkpoints had none, and nothing that was dropped
             self.env_group.faults = FaultCounts(**state["faults"])
         self.dropped = Counter(state.get("dropped", {}))
         self.env_rets = dict(self.env_group.set_state(state["env"], generation))

@@ -111,8 +111,7 @@ class FragmentCollector(Collector):
     def __init__(
         self, env_group: EnvGroup, buffer: DataBuffer, storage_class: type[Any], timeout_s: float | None = None
     ) -> None:
-        super().__init__(env_group, timeout_s)
-        self._buffer = buffer
+        super().__init__(env_group, buffer, timeout_s)
         held: dict[str, list[tuple[int, InProcessWorker]]] = {}
         for env_id, worker in zip(env_group.env_ids, env_group.workers, strict=True):
             if not isinstance(worker, InProcessWorker):
@@ -147,9 +146,6 @@ class FragmentCollector(Collector):
     def _actors(self) -> list[tuple[int, ...]]:
         return [actor.env_ids for actor in self._processes]
 
-    def _stored(self) -> int:
-        return self._buffer.size()
-
     def _drop(self, env_ids: Sequence[int]) -> dict[int, Dropped]:
         actors = [actor for actor in self._processes if actor.env_ids[0] in env_ids]
         for actor in actors:
@@ -157,8 +153,8 @@ class FragmentCollector(Collector):
         dropped = [actor.fragments.call(FragmentWorker.drop) for actor in actors]
         return {env_id: lost for held in gather(dropped, self._timeout_s) for env_id, lost in held.items()}
 
-    def _go_on(self, replaced: dict[int, Future[EnvRet]], others: Sequence[int]) -> None:
-        self.env_rets.update(replaced)
+    def _go_on(self, env_ids: Sequence[int]) -> None:
+        """Nothing to do: what they show is in their process."""
 
     def _recover(self, error: WorkerError, in_flight: Sequence[Asked]) -> tuple[int, ...]:
         try:

@@ -6,32 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rlightning.buffer.data_buffer import DataBuffer
-from rlightning.buffer.storage import Dropped
 from rlightning.collect.collector import Asked, Collector
 from rlightning.env.env_group import EnvGroup
 from rlightning.policy.policy_group import PolicyGroup
-from rlightning.runtime import Future, LocalFuture
+from rlightning.runtime import Future
 from rlightning.types import BatchedData, EnvRet
-
-
-class Nowhere:
-    """Stands where a ``DataBuffer`` would, and keeps nothing: an evaluation counts episodes."""
-
-    def adder(self, env_ids: Sequence[int]) -> Callable[..., Future[None]]:
-        """Return a function that keeps nothing."""
-        return lambda *items: LocalFuture(None)
-
-    def truncate_async(self, env_id: int, env_ret: Future[EnvRet], steps: int) -> Future[EnvRet]:
-        """Return the latest result: where a step failed, so did all later ones."""
-        return env_ret
-
-    def drop(self, env_ids: Sequence[int]) -> dict[int, Dropped]:
-        """Return what was dropped: nothing."""
-        return {}
-
-    def size(self) -> int:
-        """Count what is kept: nothing."""
-        return 0
 
 
 class StepwiseCollector(Collector):
@@ -52,12 +31,12 @@ class StepwiseCollector(Collector):
         self,
         env_group: EnvGroup,
         policy_group: PolicyGroup,
-        buffer: DataBuffer | Nowhere,
+        buffer: DataBuffer,
         timeout_s: float | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(env_group, timeout_s)
-        self._policy_group, self._buffer, self._options = policy_group, buffer, options
+        super().__init__(env_group, buffer, timeout_s)
+        self._policy_group, self._options = policy_group, options
         self._added = env_group.env_ids, buffer.adder(env_group.env_ids)
 
     def _ask(self, asked: Asked, steps: int, *, past_buffer: bool = False) -> None:
@@ -65,7 +44,6 @@ class StepwiseCollector(Collector):
         for env_id in asked.env_ids:
             asked.whole[env_id] = self._buffer.truncate_async(env_id, self.env_rets[env_id], steps)
             if past_buffer:
-                assert isinstance(self._buffer, DataBuffer)
                 asked.fragments[env_id] = self._buffer.take_async(env_id)
 
     def _make_steps(self, env_ids: Sequence[int], steps: int, calls: list[Future[Any]]) -> None:
@@ -97,12 +75,5 @@ class StepwiseCollector(Collector):
     def _actors(self) -> list[tuple[int, ...]]:
         return [self.env_group.env_ids]
 
-    def _stored(self) -> int:
-        return self._buffer.size()
-
-    def _drop(self, env_ids: Sequence[int]) -> dict[int, Dropped]:
-        return self._buffer.drop(env_ids)
-
-    def _go_on(self, replaced: dict[int, Future[EnvRet]], others: Sequence[int]) -> None:
-        self.env_rets.update(self.env_group.current(others))
-        self.env_rets.update(replaced)
+    def _go_on(self, env_ids: Sequence[int]) -> None:
+        self.env_rets.update(self.env_group.current(env_ids))

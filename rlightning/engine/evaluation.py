@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlightning.collect.stepwise import Nowhere, StepwiseCollector
+from rlightning.buffer.data_buffer import NullBuffer
+from rlightning.collect.stepwise import StepwiseCollector
 from rlightning.config import EvalConfig
 from rlightning.env.env_group import EnvGroup
 from rlightning.env.episodes import SUCCESS, Episode
@@ -124,7 +125,7 @@ class Evaluator:
         """
         self._envs, self._policies, self._config, self._max_steps = env_group, policy_group, config, max_steps
         self._collector = StepwiseCollector(
-            env_group, policy_group, Nowhere(), call_timeout_s, evaluation=True, deterministic=config.deterministic
+            env_group, policy_group, NullBuffer(), call_timeout_s, evaluation=True, deterministic=config.deterministic
         )
 
     def run(self, is_stopped: Callable[[], bool] = lambda: False) -> EvalResult | None:
