@@ -12,7 +12,7 @@ from rlightning.policy.group_weights import GroupWeights
 from rlightning.policy.members import Members
 from rlightning.policy.training_state import check_extra_training_state, load_own_state, own_state
 from rlightning.runtime import gather
-from rlightning.weights.delivery import PORT
+from rlightning.weights.hooks import PORT
 from rlightning.weights.port import WeightPort
 
 _OF_AN_ACTOR = ("role", "generator", "evaluation_generator", "global_generators", "extra", "known_envs")

@@ -11,12 +11,12 @@ from typing import Any
 from rlightning.config import PolicyConfig
 from rlightning.errors import PlacementError, ProtocolError, WeightSyncError, WorkerError
 from rlightning.policy.author_checks import is_inherited
-from rlightning.policy.base_policy import BasePolicy
+from rlightning.policy.base_policy import BasePolicy, PolicyRole
 from rlightning.policy.members import NO_LEARNER, Members
 from rlightning.runtime import WorkerHandle
 from rlightning.weights.comparison import Mismatch, differences
-from rlightning.weights.delivery import CHANNEL, Delivery
-from rlightning.weights.sync import WeightSync, by_broadcast, by_handle, by_object_store
+from rlightning.weights.hooks import CHANNEL
+from rlightning.weights.sync import Delivery, WeightSync, by_broadcast, by_handle, by_object_store
 from rlightning.weights.topology import (
     build_transfer_info_for_colocated,
     build_transfer_info_for_disaggregated,
@@ -55,23 +55,31 @@ def uses_node_memory(config: PolicyConfig) -> bool:
     return _BROADCASTS[config.weight_buffer.transport] is None and not broadcasts_weights(config)
 
 
-def count_buckets(policy: Any) -> int:
-    """Return the number of buckets that a policy's weights travel in; 0 for a policy that sends or receives otherwise.
+_HOOKS = (
+    BasePolicy.send_weights,
+    BasePolicy.recv_weights,
+    BasePolicy.send_weights_ipc,
+    BasePolicy.recv_weights_ipc,
+    BasePolicy.export_bundle,
+    BasePolicy.import_bundle,
+)
 
-    Such a policy has methods of its author's, or is a test double that offers the hooks of the contract alone; it gets
-    and gives all weights at once.
+
+def count_buckets(policy: Any, is_direct: bool) -> int:
+    """Return the number of buckets that a policy can send or take.
+
+    Args:
+        policy: A policy, or a test double.
+        is_direct: Whether weights go straight into force.
+
+    Returns:
+        1 for one that must get a whole bundle, as it loads weights in its own way; 0 for one that has methods of the
+        author's for sending or receiving, or offers the hooks of the contract alone.
     """
-    hooks = (
-        BasePolicy.send_weights,
-        BasePolicy.recv_weights,
-        BasePolicy.send_weights_ipc,
-        BasePolicy.recv_weights_ipc,
-        BasePolicy.export_bundle,
-        BasePolicy.import_bundle,
-    )
-    if not all(is_inherited(type(policy), hook) for hook in hooks):
+    if not all(is_inherited(type(policy), hook) for hook in _HOOKS):
         return 0
-    return len(policy._weight_port.runs())
+    acts_by_own_loading = policy.role_type is PolicyRole.EVAL and not policy._tensors.loads_plainly
+    return 1 if is_direct and acts_by_own_loading else len(policy._weight_port.runs())
 
 
 class GroupWeights:
@@ -126,7 +134,11 @@ class GroupWeights:
         router_map, transfer_info = build_transfer_info_for_disaggregated(placement, self._strategy)
         return [
             Delivery(
-                item["sender"], tuple(item["receiver"]), tuple(placement[target]["eval_policies"]), item["intra_node"]
+                item["sender"],
+                tuple(item["receiver"]),
+                tuple(placement[target]["eval_policies"]),
+                self._kept.in_shares,
+                item["intra_node"],
             )
             for node, targets in router_map.items()
             for target, item in zip(targets, transfer_info[node], strict=True)
@@ -142,13 +154,15 @@ class GroupWeights:
                     f"{sender.name} is on node {sender.node} and {receiver.name} on {receiver.node}: colocated "
                     f"policies share a node; set cluster.is_colocated to false, or place them together"
                 )
-        return [Delivery(pair["sender"], (pair["receiver"],), (pair["receiver"],), True) for pair in pairs]
+        return [Delivery(pair["sender"], (pair["receiver"],), (pair["receiver"],), False, True) for pair in pairs]
 
     def _choose_way(self) -> WeightSync:
         """Turn the strategy and the placement into an object that knows who sends what to whom."""
+        kept = strategy_named("None") if self.is_colocated else self._kept
         deliveries = self.deliveries()
         ends = {id(end): end for one in deliveries for end in (one.sender, *one.receivers)}
-        counts = dict(zip(ends, self._members.run(list(ends.values()), count_buckets), strict=True))
+        found = self._members.run(list(ends.values()), count_buckets, not kept.is_buffered)
+        counts = dict(zip(ends, found, strict=True))
 
         def by_memory(one: Delivery) -> bool:
             both = (one.sender, *one.receivers) if one.intra_node and one.receivers else ()
@@ -156,21 +170,13 @@ class GroupWeights:
 
         near = uses_node_memory(self._config)
         deliveries = [replace(one, by_memory=near and by_memory(one)) for one in deliveries]
+        far = [end for one in deliveries for end in one.receivers if not one.by_memory]
         # An actor of Ray without a channel for weights would take no bucket while a request waits for the last one.
-        takes_one_call = any(
-            end.info().remote and end.channel(CHANNEL) is end
-            for one in deliveries
-            for end in one.receivers
-            if not one.by_memory
-        )
-        count = 0 if takes_one_call or not all(counts.values()) else max(counts.values())
-        if not count and max(counts.values()) > 1:
-            deliveries = [replace(one, by_memory=False) for one in deliveries]
+        takes_one_call = any(end.info().remote and end.channel(CHANNEL) is end for end in far)
         carry = by_broadcast if broadcasts_weights(self._config) else by_object_store
         if self.is_colocated:
-            carry = by_object_store if all(counts.values()) else by_handle
-        kept = strategy_named("None") if self.is_colocated else self._kept
-        return WeightSync(kept, deliveries, carry, count if count > 1 else None)
+            carry = by_object_store if all(found) else by_handle
+        return WeightSync(kept, deliveries, carry, 1 if takes_one_call else min(found))
 
     # A push
 

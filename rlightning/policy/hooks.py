@@ -60,7 +60,7 @@ def send_weights(
     shared_weight_buffer: VersionBuffer | None = None,
     bucket: int | None = None,
 ) -> Bucket | int:
-    """Return a copy of all that acts, or write it into memory that others map; see ``Sender.send_weights``."""
+    """Return a copy of all that acts, or write it into memory that others map; see ``Hooks.send_weights``."""
     self._tensors.require_init("send_weights")
     if shared_weight_buffer is not None or not receivers:
         self._weight_port.fill(shared_weight_buffer, bucket or 0)
@@ -70,7 +70,7 @@ def send_weights(
 
 
 def recv_weights(self: BasePolicy, payload: Bucket | None = None) -> int:
-    """Take weights into the buffer, or without one into force; see ``Receiver.recv_weights``."""
+    """Take weights into the buffer, or without one into force; see ``Hooks.recv_weights``."""
     if payload is None:
         return self._weight_port.receive_broadcast()
     is_whole_and_direct = payload.is_whole and not self._weight_port.is_buffered
@@ -83,13 +83,13 @@ def send_weights_ipc(self: BasePolicy) -> Bucket | int:
 
 
 def recv_weights_ipc(self: BasePolicy, payload: Bucket | None, share: tuple[int, int] | None = None) -> int:
-    """Take weights out of memory that a sender of this node writes into; see ``Receiver.recv_weights_ipc``."""
+    """Take weights out of memory that a sender of this node writes into; see ``Hooks.recv_weights_ipc``."""
     self._tensors.require_init("recv_weights_ipc")
     return self._weight_port.receive(share) if payload is None else self.recv_weights(payload)
 
 
 def init_weight_buffer(self: BasePolicy, shared_weight_buffer: VersionBuffer | None = None) -> None:
-    """Let weights go into a buffer first, in force with the next update; see ``Receiver.init_weight_buffer``."""
+    """Let weights go into a buffer first, in force with the next update; see ``Hooks.init_weight_buffer``."""
     if self.role_type != "eval":
         raise ProtocolError(f"weight buffers are for policies of role 'eval'; this one is {self.role_type.value!r}")
     self._tensors.require_init("init_weight_buffer")
@@ -112,7 +112,7 @@ def notify_update_weights(self: BasePolicy) -> None:
 
 
 def wait_for_weight_update_done(self: BasePolicy, timeout: float | None = None) -> bool:
-    """Wait until the latest announced weights are in force; see ``Receiver.wait_for_weight_update_done``."""
+    """Wait until the latest announced weights are in force; see ``Hooks.wait_for_weight_update_done``."""
     return self._weight_port.wait(timeout)
 
 

@@ -105,7 +105,6 @@ class WeightPort:
         self.failure: BaseException | None = None
         self._layout: Layout | None = None
         self._arriving: int | None = None  # version of which some buckets are copied in, while requests wait
-        self._collected: torch.Tensor | None = None  # buckets that an author's own way of loading gets as a whole
         self._mapped: Mappable | None = None  # memory of this node that is written into, or copied out of
         self._buffer: VersionBuffer | None = None
         self._adoption: Adoption | None = None  # of the memory of the buffer
@@ -186,12 +185,10 @@ class WeightPort:
             with self._timer.measure("receive"):
                 self._check_fits(bucket)
                 self._buffer.write(bucket)
-        elif bucket.is_whole:
+        elif bucket.is_whole or not self._acting.loads_plainly:
             self.put_in_force(bucket)
-        elif self._acting.loads_plainly:
-            self._copy_in_force(bucket)
         else:
-            self._collect(bucket)
+            self._copy_in_force(bucket)
         return bucket.version
 
     def receive(self, share: tuple[int, int] | None = None) -> int:
@@ -215,25 +212,10 @@ class WeightPort:
 
     def abandon(self) -> None:
         """End a transfer that broke off: if some of its buckets are in force, no request is answered."""
-        self._collected = None
         if self._arriving is not None:
             self._end_arrival(
                 WeightSyncError(f"the transfer of version {self._arriving} broke off; push the weights once more")
             )
-
-    def _collect(self, bucket: Bucket) -> None:
-        """Keep the buckets of a version until an author's own way of loading can get all of them."""
-        self._check_fits(bucket)
-        if not bucket.start:
-            self._collected = torch.zeros(bucket.layout.num_bytes, dtype=torch.uint8)
-        if self._collected is None:
-            raise WeightSyncError(f"the first bucket of version {bucket.version} did not come")
-        start, stop = bucket.run
-        self._collected[start:stop].copy_(bucket.flat)
-        bucket.check_unchanged()
-        if stop == bucket.layout.num_bytes:
-            whole, self._collected = self._collected, None
-            self.put_in_force(Bucket(bucket.version, bucket.layout, 0, whole))
 
     def _copy_in_force(self, bucket: Bucket) -> None:
         """Copy a bucket into the tensors that act; requests wait until the last one has come."""
@@ -323,11 +305,11 @@ class WeightPort:
         ]
         return VersionBuffer.create_shared(layout, runs)
 
-    def make_passage(self) -> SharedBucket:
-        """Make memory for one bucket that the policies of this node can map."""
+    def make_passage(self, in_buckets: bool = True) -> SharedBucket:
+        """Make memory that the policies of this node can map, for one bucket or for a whole version."""
         self._acting.require_init("share_weights")
         layout = self.layout()
-        return SharedBucket.create_shared(layout, self.runs(layout))
+        return SharedBucket.create_shared(layout, self.runs(layout) if in_buckets else [(0, layout.num_bytes)])
 
     def map(self, memory: Mappable) -> None:
         """Map memory of this node, to write into it or to copy out of it.

@@ -1,14 +1,14 @@
 """The weights of learners on their way to the eval policies, bucket after bucket.
 
-Independent choices are put together here: where weights wait (``BufferStrategy``), and by which carrier each delivery
-goes: memory of the node, or between processes and nodes one of ``CARRIERS``.
+Independent choices meet here: where weights wait (``BufferStrategy``), and by which carrier each delivery goes: memory
+of the node, or one of the functions of type ``Carry``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rlightning.errors import CallTimeout, RLightningError, WeightSyncError, WorkerError
@@ -24,7 +24,7 @@ from rlightning.runtime import (
     share,
     wait,
 )
-from rlightning.weights.delivery import CHANNEL, PORT, Delivery, Receiver, Sender
+from rlightning.weights.hooks import CHANNEL, PORT, Hooks
 from rlightning.weights.layout import Bucket
 from rlightning.weights.port import WeightPort
 from rlightning.weights.topology import BufferStrategy
@@ -35,88 +35,88 @@ _REPORT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
-    """One bucket of a push.
+class Delivery:
+    """What one sender brings to one node.
 
     Attributes:
-        bucket: Its index; None where the whole bundle goes at once.
-        in_shares: Whether each receiver of a delivery takes a share.
-        timeout_s: Seconds that all calls of the round may take; None is no limit.
+        sender: A learner.
+        receivers: The policies that receive there, on behalf of all actors of the node.
+        actors: All eval policies of the node.
+        in_shares: Whether each of several receivers takes a share; else each takes all.
+        intra_node: Whether it is the sender's own node.
+        by_memory: Whether they go by memory that all of them map.
     """
 
-    bucket: int | None
+    sender: WorkerHandle
+    receivers: tuple[WorkerHandle, ...]
+    actors: tuple[WorkerHandle, ...]
     in_shares: bool
-    timeout_s: float | None
+    intra_node: bool
+    by_memory: bool = False
 
-    @property
-    def is_first(self) -> bool:
-        """Whether no other bucket came before."""
-        return not self.bucket
-
-    @property
-    def argument(self) -> tuple[Any, ...]:
-        """The arguments of ``send_weights`` that ask for the bucket."""
-        return () if self.bucket is None else (None, self.bucket)
-
-    def share(self, delivery: Delivery, index: int) -> tuple[int, int] | None:
-        """Return index and number of the share of a receiver; None where it takes all."""
-        return (index, len(delivery.receivers)) if self.in_shares and len(delivery.receivers) > 1 else None
+    def shares(self) -> list[tuple[int, int] | None]:
+        """Return index and number of the share of each receiver; None where it takes all."""
+        count = len(self.receivers)
+        return [(index, count) if self.in_shares and count > 1 else None for index in range(count)]
 
 
-def by_object_store(deliveries: Sequence[Delivery], one: Round) -> list[int]:
+Carry = Callable[[Sequence[Delivery], "int | None", "float | None"], list[int]]
+"""Brings a bucket, by its index, or the whole bundle of each delivery's sender to its receivers, within some seconds;
+returns the version at each."""
+
+
+def by_object_store(deliveries: Sequence[Delivery], bucket: int | None, timeout_s: float | None) -> list[int]:
     """Pass the weights on as futures; each sender is asked once, and its weights travel once to each node."""
-    calls = []
-    for sender, theirs in _by_sender(deliveries):
-        receivers = [worker for delivery in theirs for worker in delivery.receivers]
-        shares = [one.share(delivery, index) for delivery in theirs for index in range(len(delivery.receivers))]
-        sent = sender.call(Sender.send_weights, ("all",), *one.argument)
+    calls: list[Future[int]] = []
+    for sender in _senders(deliveries):
+        theirs = [one for one in deliveries if one.sender is sender]
+        receivers = [receiver for one in theirs for receiver in one.receivers]
+        shares = [own for one in theirs for own in one.shares()]
+        sent = sender.call(Hooks.send_weights, ("all",), *_argument(bucket))
         payloads = share(sent, receivers) if len(receivers) > 1 else [sent]
-        calls += [_deliver(*pair) for pair in zip(receivers, payloads, shares, strict=True)]
-    return gather(calls, one.timeout_s)
+        calls += map(_deliver, receivers, payloads, shares)
+    return gather(calls, timeout_s)
+
+
+def by_handle(deliveries: Sequence[Delivery], bucket: int | None, timeout_s: float | None) -> list[int]:
+    """Pass on what each sender returns for the policy beside it, as the contract of a policy says."""
+    calls = [
+        receiver.call(Hooks.recv_weights_ipc, delivery.sender.call(Hooks.send_weights_ipc))
+        for delivery in deliveries
+        for receiver in delivery.receivers
+    ]
+    return gather(calls, timeout_s)
+
+
+def by_broadcast(deliveries: Sequence[Delivery], bucket: int | None, timeout_s: float | None) -> list[int]:
+    """Let each sender broadcast all buckets to its receivers by their group, when the first one is due."""
+    if bucket:
+        return []
+    calls = [Call(sender.part(PORT), WeightPort.broadcast) for sender in _senders(deliveries)]
+    calls += [Call(end, Hooks.recv_weights) for one in deliveries for end in one.receivers]
+    return collective_call(calls, timeout_s)
+
+
+def _senders(deliveries: Sequence[Delivery]) -> list[WorkerHandle]:
+    return list({id(one.sender): one.sender for one in deliveries}.values())
+
+
+def _argument(bucket: int | None) -> tuple[Any, ...]:
+    """Return the arguments of ``send_weights`` that ask for a bucket."""
+    return () if bucket is None else (None, bucket)
 
 
 def _deliver(worker: WorkerHandle, payload: Future[Any], share: tuple[int, int] | None) -> Future[int]:
-    channel, method = worker.channel(CHANNEL), Receiver.recv_weights
+    method = Hooks.recv_weights
     if share is None:
-        return channel.call(method, payload)
+        return worker.call(method, payload)
     # An author's own method takes the payload alone.
-    return channel.run(_take_share, payload, *share, on=worker.name, method=method.__name__)
+    return worker.run(_take_share, payload, *share, on=worker.name, method=method.__name__)
 
 
 def _take_share(worker: Any, payload: Bucket, index: int, count: int) -> int:
     received: int = worker.recv_weights(payload.share(index, count))
     return received
-
-
-def by_handle(deliveries: Sequence[Delivery], one: Round) -> list[int]:
-    """Pass on what each sender returns for the policy beside it, as the contract of a policy says."""
-    calls = [
-        worker.channel(CHANNEL).call(Receiver.recv_weights_ipc, delivery.sender.call(Sender.send_weights_ipc))
-        for delivery in deliveries
-        for worker in delivery.receivers
-    ]
-    return gather(calls, one.timeout_s)
-
-
-def by_broadcast(deliveries: Sequence[Delivery], one: Round) -> list[int]:
-    """Let each sender broadcast all buckets to its receivers by their communication group."""
-    if not one.is_first:
-        return []
-    receivers = [worker for delivery in deliveries for worker in delivery.receivers]
-    calls = [Call(sender.part(PORT), WeightPort.broadcast) for sender, _ in _by_sender(deliveries)]
-    calls += [Call(worker.channel(CHANNEL), Receiver.recv_weights) for worker in receivers]
-    return collective_call(calls, one.timeout_s)
-
-
-def _by_sender(deliveries: Sequence[Delivery]) -> list[tuple[WorkerHandle, list[Delivery]]]:
-    theirs: dict[int, tuple[WorkerHandle, list[Delivery]]] = {}
-    for delivery in deliveries:
-        theirs.setdefault(id(delivery.sender), (delivery.sender, []))[1].append(delivery)
-    return list(theirs.values())
-
-
-Carry = Callable[[Sequence[Delivery], Round], list[int]]
-"""Brings one bucket of each delivery's sender to its receivers; returns the version at each."""
 
 
 class NodeMemory:
@@ -131,12 +131,12 @@ class NodeMemory:
         self._senders: list[FastChannel] = []
         self._receivers: list[list[FastChannel]] = []
 
-    def wanted(self) -> list[NewMemory]:
+    def wanted(self, in_buckets: bool) -> list[NewMemory]:
         """Return the memory that it takes."""
         return [
             NewMemory(
                 one.sender.part(PORT),
-                (WeightPort.make_passage,),
+                (WeightPort.make_passage, in_buckets),
                 [(worker.part(PORT), WeightPort.map) for worker in (one.sender, *one.receivers)],
             )
             for one in self._deliveries
@@ -147,19 +147,19 @@ class NodeMemory:
         self._senders = open_channels([one.sender for one in self._deliveries], CHANNEL, timeout_s)
         self._receivers = [open_channels(one.receivers, CHANNEL, timeout_s) for one in self._deliveries]
 
-    def write(self, one: Round) -> list[Future[Any]]:
+    def write(self, bucket: int | None) -> list[Future[Any]]:
         """Have the learners write a bucket, without waiting for them."""
-        return [channel.call(Sender.send_weights, (), *one.argument) for channel in self._senders]
+        return [channel.call(Hooks.send_weights, (), *_argument(bucket)) for channel in self._senders]
 
-    def read(self, written: Sequence[Future[Any]], one: Round) -> list[int]:
+    def read(self, written: Sequence[Future[Any]], timeout_s: float | None) -> list[int]:
         """Have the eval policies copy what was written; returns the versions of all."""
-        sent = gather(written, one.timeout_s)
+        sent = gather(written, timeout_s)
         calls = [
-            channel.call(Receiver.recv_weights_ipc, None, one.share(delivery, index))
+            channel.call(Hooks.recv_weights_ipc, None, share)
             for delivery, channels in zip(self._deliveries, self._receivers, strict=True)
-            for index, channel in enumerate(channels)
+            for channel, share in zip(channels, delivery.shares(), strict=True)
         ]
-        return [*sent, *gather(calls, one.timeout_s)]
+        return [*sent, *gather(calls, timeout_s)]
 
 
 class WeightSync:
@@ -169,20 +169,23 @@ class WeightSync:
         strategy: How weights wait at the eval policies.
         deliveries: Which learner sends to which eval policies.
         carry: Brings those that do not go by memory of a node.
-        buckets: Number of buckets that a push consists of; None where the whole bundle goes at once.
+        buckets: Number of buckets that a push consists of; one is the whole bundle.
 
     Attributes:
         is_direct: Whether weights are in force when they are sent, so that nothing has to be waited for.
     """
 
-    def __init__(
-        self, strategy: BufferStrategy, deliveries: Sequence[Delivery], carry: Carry, buckets: int | None
-    ) -> None:
+    def __init__(self, strategy: BufferStrategy, deliveries: Sequence[Delivery], carry: Carry, buckets: int) -> None:
         self.is_direct = not strategy.is_buffered
-        self._strategy, self._deliveries, self._carry = strategy, list(deliveries), carry
-        self._indices: Sequence[int | None] = [None] if buckets is None else range(buckets)
+        self.deliveries = list(deliveries)
+        self._strategy, self._carry = strategy, carry
+        self._buckets: Sequence[int | None] = range(buckets) if buckets > 1 else [None]
         self._near = NodeMemory([delivery for delivery in deliveries if delivery.by_memory])
-        self._far = [delivery for delivery in deliveries if delivery.receivers and not delivery.by_memory]
+        self._far = [
+            replace(one, receivers=tuple(end.channel(CHANNEL) for end in one.receivers))
+            for one in deliveries
+            if one.receivers and not one.by_memory
+        ]
         self._actors = [actor for delivery in deliveries for actor in delivery.actors]
         self._channels: list[FastChannel] = []
         self._writers: list[FastChannel] = []  # to the learners that write into the buffer of their own node
@@ -190,11 +193,11 @@ class WeightSync:
 
     def prepare(self, timeout_s: float | None) -> None:
         """Make the buffers, and the memory that buckets pass through."""
-        wanted = self._near.wanted()
+        wanted = self._near.wanted(len(self._buckets) > 1)
         if self._strategy.is_per_node:
-            wanted += map(self._node_buffer, self._deliveries)
+            wanted += map(self._node_buffer, self.deliveries)
         elif self._strategy.is_buffered:
-            gather([actor.call(Receiver.init_weight_buffer) for actor in self._actors], timeout_s)
+            gather([actor.call(Hooks.init_weight_buffer) for actor in self._actors], timeout_s)
         else:
             # By another strategy there may have been buffers, from which nothing would be put in force now.
             gather([actor.run(_end_buffer) for actor in self._actors], timeout_s)
@@ -202,16 +205,16 @@ class WeightSync:
         self._near.open(timeout_s)
         if self._strategy.is_buffered:
             self._channels = open_channels(self._actors, CHANNEL, timeout_s)
-        writers = [one.sender for one in self._deliveries if not one.receivers]
-        self._writers = open_channels(writers, CHANNEL, timeout_s)
+        self._writers = open_channels([one.sender for one in self.deliveries if not one.receivers], CHANNEL, timeout_s)
 
     def _node_buffer(self, delivery: Delivery) -> NewMemory:
         """Return the buffer that all eval policies of a node act with, and a learner of the node may write into."""
-        shares = len(delivery.receivers) if self._strategy.in_shares else 1
-        maps: list[tuple[Any, Any]] = [(actor, Receiver.init_weight_buffer) for actor in delivery.actors]
+        maps: list[tuple[Any, Any]] = [(actor, Hooks.init_weight_buffer) for actor in delivery.actors]
         if not delivery.receivers:
             maps.append((delivery.sender.part(PORT), WeightPort.map))
-        return NewMemory(delivery.actors[0].part(PORT), (WeightPort.make_buffer, shares, len(self._indices) > 1), maps)
+        shares = len(delivery.receivers) if delivery.in_shares else 1
+        make = (WeightPort.make_buffer, shares, len(self._buckets) > 1)
+        return NewMemory(delivery.actors[0].part(PORT), make, maps)
 
     def send(self, timeout_s: float | None) -> int:
         """Bring the weights to where they are put in force from.
@@ -226,17 +229,14 @@ class WeightSync:
         """
         versions: list[int] = []
         try:
-            for index in self._indices:
-                one = Round(index, self._strategy.in_shares, timeout_s)
+            for bucket in self._buckets:
                 # By a socket too: what was asked of the learners before has been waited for.
-                writing: list[Future[Any]] = [
-                    channel.call(Sender.send_weights, ()) for channel in self._writers if one.is_first
-                ]
-                passing = self._near.write(one)
-                carried = self._carry(self._far, one) if self._far else []
-                versions += [*gather(writing, timeout_s), *carried, *self._near.read(passing, one)]
+                writing: list[Future[Any]] = [one.call(Hooks.send_weights, ()) for one in self._writers if not bucket]
+                passing = self._near.write(bucket)
+                carried = self._carry(self._far, bucket, timeout_s) if self._far else []
+                versions += [*gather(writing, timeout_s), *carried, *self._near.read(passing, timeout_s)]
         except BaseException:
-            if self.is_direct and len(self._indices) > 1:
+            if self.is_direct and len(self._buckets) > 1:
                 with suppress(RLightningError):
                     gather([actor.part(PORT).call(WeightPort.abandon) for actor in self._actors], timeout_s)
             raise
@@ -247,13 +247,13 @@ class WeightSync:
     def announce(self) -> None:
         """Announce what was sent to the eval policies, which put it in force between two requests."""
         # Whether they heard of it is asked together with whether they have done it, which saves a round of calls.
-        self._announcing += [channel.call(Receiver.notify_update_weights) for channel in self._channels]
+        self._announcing += [channel.call(Hooks.notify_update_weights) for channel in self._channels]
 
     def wait(self, timeout_s: float | None) -> list[str]:
         """Wait until what was announced is in force everywhere; returns the names of the policies that are late."""
         if not self._channels:
             return []
-        asked = [channel.call(Receiver.wait_for_weight_update_done, timeout_s) for channel in self._channels]
+        asked = [channel.call(Hooks.wait_for_weight_update_done, timeout_s) for channel in self._channels]
         futures: list[Future[Any]] = [*self._announcing, *asked]
         try:
             # All must have answered before a failure of one is raised: then no policy acts with the older version.

@@ -228,7 +228,7 @@ def test_the_object_store_brings_the_same_as_the_memory_of_the_node(remote, stra
             assert push(group) == version
             assert seen(group) == [([version], version)] * 3
             train(group)
-        by_memory = [delivery.by_memory for delivery in group._weights._choose_way()._deliveries]
+        by_memory = [delivery.by_memory for delivery in group._weights._choose_way().deliveries]
         assert by_memory == [transport == "auto" and strategy != "Shared"]  # there the learner writes itself
     mapped = as_handle(group.train_list[0]).run(mapped_file).result(60)
     assert not mapped.exists()  # nothing of it is left behind, however the processes end
@@ -236,7 +236,7 @@ def test_the_object_store_brings_the_same_as_the_memory_of_the_node(remote, stra
 
 def test_memory_of_the_node_is_for_processes_whose_authors_send_and_receive_as_policies_do(remote, mixed):
     def ways(make, cls):
-        return [delivery.by_memory for delivery in make(cls, "Double")._weights._choose_way()._deliveries]
+        return [delivery.by_memory for delivery in make(cls, "Double")._weights._choose_way().deliveries]
 
     assert ways(remote, NumberedOfEveryKind) == [True]
     assert ways(remote, OwnLoading) == [False]
