@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
@@ -22,84 +23,82 @@ if TYPE_CHECKING:
 
 _EXTRA = "_extra_state"
 """Name of the result of ``nn.Module.get_extra_state`` in a state dict."""
+_WRAPPED = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module"})
+"""What torch's own wrappers call the module that they wrap."""
+_PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 _LISTED = " (listed)"
 """Suffix that distinguishes the name of a tensor that an author lists from an equal one of a module."""
 
 
-class ModuleTensors:
-    """Lists the tensors of a policy's modules, by names that are free of the prefixes of wrappers.
+def named_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the parameters and buffers of a module that are kept, by names without the prefixes of wrappers.
 
-    Modules are walked through again only where something in them was replaced, added or removed: with thousands of
-    tensors that walk would take longer than all else that a push of weights takes.
+    They are those of ``module.state_dict(keep_vars=True)`` in its order, found in less than half of its time: with
+    thousands of tensors that counts in a push of weights.
+
+    Raises:
+        ProtocolError: If a module keeps something else besides, which would neither travel nor be loaded.
+
+    >>> list(named_tensors(nn.Sequential(nn.DataParallel(nn.Linear(1, 1)))))
+    ['0.weight', '0.bias']
     """
-
-    def __init__(self) -> None:
-        self._models: list[tuple[str, nn.Module]] = []
-        self._own: _OwnTensors | None = None
-        self._held: list[_Held] | None = None  # None where changes cannot be seen
-        self._named: NamedTensors = {}
-
-    def of(self, policy: nn.Module, models: Sequence[tuple[str, nn.Module]]) -> NamedTensors:
-        """Return the parameters and buffers of some modules of a policy, and those that it holds itself.
-
-        Returns:
-            Module name -> tensor name -> the live tensor: the same dicts as before if they are the same tensors.
-        """
-        own = self._own
-        is_known = own is not None and own.is_of(policy) and self._models == models and self._held is not None
-        if not is_known or not all(map(_Held.is_unchanged, self._held or ())):
-            self._walk(policy, models)
-        return self._named
-
-    def _walk(self, policy: nn.Module, models: Sequence[tuple[str, nn.Module]]) -> None:
-        # Another thread may ask meanwhile: until all is noted down, it walks by itself.
-        self._held = None
-        own = _OwnTensors(policy)
-        tops = [*models, ("self", own)] if policy._parameters or policy._buffers else list(models)
-        self._named = {name: _plain(module, module.state_dict(keep_vars=True)) for name, module in tops}
-        self._models, self._own = list(models), own
-        modules = {id(module): module for top in (*(module for _, module in tops), own) for module in top.modules()}
-        if all(map(_has_plain_state, modules.values())):
-            self._held = list(map(_Held, modules.values()))
+    found: dict[str, torch.Tensor] = {}
+    if _collect(module, "", found, by_name=True) != len(found):
+        # An author's module calls a part of itself as wrappers do, and two of its tensors would have one name.
+        found = {}
+        _collect(module, "", found, by_name=False)
+    return found
 
 
-class _Held:
-    """What a module holds at a time; it is kept, so that no other object can get the identity of one."""
+def _collect(module: nn.Module, path: str, found: dict[str, torch.Tensor], *, by_name: bool) -> int:
+    """Add the tensors of a module under a path; returns how many there are.
 
-    __slots__ = ("_ids", "_members", "_module", "_names", "_not_kept")
+    Args:
+        module: The module.
+        path: Prefix of the names.
+        found: Where they are added.
+        by_name: Recognise wrappers by the name of what they wrap; else by their class as well.
+    """
+    kind: Any = type(module)
+    if not _has_plain_state(kind) or module._state_dict_hooks or module._state_dict_pre_hooks:
+        state = module.state_dict(keep_vars=True)
+        if extra := [f"{path}{name}" for name in state if name.rpartition(".")[2] == _EXTRA]:
+            raise ProtocolError(
+                f"a module has a get_extra_state ({', '.join(extra)}), which does not travel: what acts are parameters "
+                f"and buffers, so make it a buffer; what only training needs, extra_training_state keeps"
+            )
+        found.update((path + (strip_wrappers(name) if by_name else name), tensor) for name, tensor in state.items())
+        return len(state)
+    count = 0
+    for name, parameter in module._parameters.items():
+        if parameter is not None:
+            found[path + name] = parameter
+            count += 1
+    for name, buffer in module._buffers.items():
+        if buffer is not None and name not in module._non_persistent_buffers_set:
+            found[path + name] = buffer
+            count += 1
+    for name, child in module._modules.items():
+        if child is not None:
+            wraps = name in _WRAPPED and (by_name or name != "module" or isinstance(module, _PARALLEL))
+            count += _collect(child, path if wraps else f"{path}{name}.", found, by_name=by_name)
+    return count
 
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
-        self._names, self._members = self._look()
-        self._ids = list(map(id, self._members))
-        self._not_kept = set(module._non_persistent_buffers_set)
 
-    def _look(self) -> tuple[list[str], list[Any]]:
-        parameters, buffers, modules = self._module._parameters, self._module._buffers, self._module._modules
-        return [*parameters, *buffers, *modules], [*parameters.values(), *buffers.values(), *modules.values()]
-
-    def is_unchanged(self) -> bool:
-        """Whether the module holds the very same objects by the same names, and its state dict follows from them."""
-        names, members = self._look()
-        module = self._module
-        return (
-            list(map(id, members)) == self._ids
-            and names == self._names
-            and module._non_persistent_buffers_set == self._not_kept
-            and not (module._state_dict_hooks or module._state_dict_pre_hooks)
-        )
-
-
-def _has_plain_state(module: nn.Module) -> bool:
-    """Whether a module's state dict follows from what it holds, since no method for it is overridden."""
-    kind = type(module)
-    is_plain = all(
+@functools.lru_cache(maxsize=1024)
+def _has_plain_state(kind: Any) -> bool:
+    """Whether the state dict of modules of a class is what they hold, since no method for it is overridden."""
+    return all(
         getattr(kind, name) is getattr(nn.Module, name)
         for name in ("state_dict", "_save_to_state_dict", "get_extra_state")
     )
-    return (
-        is_plain and "state_dict" not in vars(module) and not (module._state_dict_hooks or module._state_dict_pre_hooks)
-    )
+
+
+def own_tensors(policy: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the parameters and buffers that a policy holds itself, outside of its sub-modules, and that are kept."""
+    held = {**policy._parameters, **policy._buffers}
+    kept = held.keys() - policy._non_persistent_buffers_set
+    return {name: tensor for name, tensor in held.items() if tensor is not None and name in kept}
 
 
 def with_buffers(given: NamedTensors, models: Iterable[tuple[str, nn.Module]]) -> NamedTensors:
@@ -113,8 +112,8 @@ def with_buffers(given: NamedTensors, models: Iterable[tuple[str, nn.Module]]) -
         named = whole.get(name)
         if named is None:
             continue
-        if _plain(module, dict(module.named_parameters(remove_duplicate=False))).keys() <= named.keys():
-            state = _plain(module, module.state_dict(keep_vars=True))
+        state = named_tensors(module)
+        if all(key in named for key, value in state.items() if isinstance(value, nn.Parameter)):
             whole[name] = {**named, **{key: value for key, value in state.items() if key not in named}}
     return whole
 
@@ -127,44 +126,11 @@ def plain_names(given: NamedTensors) -> NamedTensors:
     return {module: plain[module] if len(plain[module]) == len(named) else named for module, named in given.items()}
 
 
-def _plain(module: nn.Module, named: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Remove the prefixes of wrappers from the names of a module's tensors.
-
-    Raises:
-        ProtocolError: If a module keeps something else besides, which would neither travel nor be loaded.
-    """
-    if extra := [name for name in named if name.rpartition(".")[2] == _EXTRA]:
-        raise ProtocolError(
-            f"a module has a get_extra_state ({', '.join(extra)}), which does not travel: what acts are parameters and "
-            f"buffers, so make it a buffer; what only training needs, extra_training_state keeps"
-        )
-    plain = {strip_wrappers(name): tensor for name, tensor in named.items()}
-    if len(plain) == len(named):
-        return plain
-    # A module of the author's calls a part of itself as wrappers do, and two of its tensors would have one name.
-    return {_without_wrappers(module, name): tensor for name, tensor in named.items()}
-
-
-def _without_wrappers(module: nn.Module, name: str) -> str:
-    """Remove from a name just what torch's own wrappers, found on the way to the tensor, have put there.
-
-    >>> _without_wrappers(nn.Sequential(nn.DataParallel(nn.Linear(1, 1))), "0.module.weight")
-    '0.weight'
-    """
-    kept, held = [], module
-    for part in name.split("."):
-        wraps = part == "module" and isinstance(held, nn.DataParallel | nn.parallel.DistributedDataParallel)
-        if not wraps and part not in ("_orig_mod", "_fsdp_wrapped_module"):
-            kept.append(part)
-        held = getattr(held, part)
-    return ".".join(kept)
-
-
 class Held(NamedTuple):
     """All tensors that learn or act, by what holds them; no name is in two of the parts.
 
     Attributes:
-        modules: Parameters and buffers that are kept, those of no model included; names as in ``ModuleTensors``.
+        modules: Parameters and buffers that are kept, those of no model included; names as in ``named_tensors``.
         listed: What ``get_trainable_parameters`` lists besides.
         learned: What only an optimizer holds besides; see ``optimizer_only``.
     """
@@ -193,7 +159,6 @@ class PolicyTensors:
         # Weakly: a policy and its tensors end with their last user, and do not wait for the garbage collector.
         self._policy = cast("BasePolicy", weakref.proxy(policy))
         self.lists_plainly, self.loads_plainly = lists_plainly, loads_plainly
-        self._module_tensors = ModuleTensors()
         self._built: frozenset[str] = frozenset()
         self._followed: frozenset[str] = frozenset()
 
@@ -236,7 +201,8 @@ class PolicyTensors:
 
     def of_models(self) -> NamedTensors:
         """Return parameters and buffers of all models, and those that the policy holds itself."""
-        return self._module_tensors.of(self._policy, self.models())
+        own = own_tensors(self._policy)
+        return {name: named_tensors(module) for name, module in self.models()} | ({"self": own} if own else {})
 
     def acting(self) -> NamedTensors:
         """Return what travels: what ``get_trainable_parameters`` lists, and the buffers of whole modules in it."""
@@ -315,8 +281,8 @@ class PolicyTensors:
         policy = self._policy
         known = set(policy.modules())
         others = [(name, module) for name, module in self.models() if module not in known]
-        tops = [*policy.named_children(), *others, ("self", _OwnTensors(policy))]
-        modules = flatten_names({name: _plain(module, module.state_dict(keep_vars=True)) for name, module in tops})
+        tops = {name: named_tensors(module) for name, module in [*policy.named_children(), *others]}
+        modules = flatten_names({**tops, "self": own_tensors(policy)})
         listed = {}
         if not self.lists_plainly:
             places = set(map(_place, modules.values()))
@@ -395,17 +361,3 @@ def as_tensors(listed: Mapping[str, Mapping[str, Any]]) -> NamedTensors:
 
 def _place(tensor: torch.Tensor) -> Any:
     return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
-
-
-class _OwnTensors(nn.Module):
-    """The parameters and buffers that a policy holds itself, outside of its sub-modules."""
-
-    def __init__(self, policy: nn.Module) -> None:
-        super().__init__()
-        self._parameters = policy._parameters
-        self._buffers = policy._buffers
-        self._non_persistent_buffers_set = policy._non_persistent_buffers_set
-
-    def is_of(self, policy: nn.Module) -> bool:
-        """Whether these are the tensors that the policy holds now."""
-        return self._parameters is policy._parameters and self._buffers is policy._buffers

@@ -9,10 +9,10 @@ from torch import nn
 from rlightning.config import PolicyConfig, WeightBufferConfig
 from rlightning.policy.base_policy import PolicyRole
 from rlightning.policy.policy_group import PolicyGroup
-from rlightning.policy.tensors import ModuleTensors
+from rlightning.policy.tensors import named_tensors
 from rlightning.runtime import as_handle
 from tests.policy.crew import EVERYWHERE, LOCAL, crews
-from tests.policy.policies import Many, batch, build_anew
+from tests.policy.policies import Bare, Many, batch, build_anew
 from tests.policy.pushes import STRATEGIES, TRAIN, push
 
 
@@ -120,25 +120,25 @@ CHANGES = [
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_the_list_of_tensors_follows_every_change_of_a_module(change):
-    policy, tree, tensors = nn.Module(), module_tree(), ModuleTensors()
-    models = [("tree", tree)]
-    before = tensors.of(policy, models)
-    assert tensors.of(policy, models) is before  # nothing is walked through again
-    assert same(before["tree"], tree.state_dict(keep_vars=True))
+    tree = module_tree()
+    before = named_tensors(tree)
+    assert same(before, tree.state_dict(keep_vars=True))
     change(tree)
-    after = tensors.of(policy, models)
-    assert same(after["tree"], tree.state_dict(keep_vars=True))
-    assert not same(before["tree"], after["tree"])
+    after = named_tensors(tree)
+    assert same(after, tree.state_dict(keep_vars=True))
+    assert not same(before, after)
 
 
 def test_the_list_of_tensors_follows_the_policys_own_and_its_models():
-    policy, tensors = nn.Module(), ModuleTensors()
-    assert tensors.of(policy, []) == {}
+    policy = Bare(PolicyConfig(), PolicyRole.EVAL)
+    assert policy.get_trainable_parameters() == {}
     policy.scale = nn.Parameter(torch.ones(1))
-    assert tensors.of(policy, [])["self"]["scale"] is policy.scale
+    assert policy.get_trainable_parameters()["self"]["scale"] is policy.scale
     net = nn.Linear(1, 1)
-    assert [*tensors.of(policy, [("net", net)])] == ["net", "self"]
-    assert tensors.of(policy, [("other", net)])["other"]["weight"] is net.weight
+    policy.model_list = [("net", net)]
+    assert [*policy.get_trainable_parameters()] == ["net", "self"]
+    policy.model_list = [("other", net)]
+    assert policy.get_trainable_parameters()["other"]["weight"] is net.weight
 
 
 class Odd(nn.Linear):
@@ -152,8 +152,8 @@ class Odd(nn.Linear):
 
 
 def test_a_module_that_makes_up_its_state_is_asked_each_time():
-    policy, tensors, models = nn.Module(), ModuleTensors(), [("odd", Odd(1, 1))]
-    assert [[*tensors.of(policy, models)["odd"]] for _ in range(2)] == [["weight1"], ["weight2"]]
+    odd = Odd(1, 1)
+    assert [[*named_tensors(odd)] for _ in range(2)] == [["weight1"], ["weight2"]]
 
 
 def same(left, right):
