@@ -17,6 +17,7 @@ class Program:
 
     def __init__(self, arguments, folder):
         self.mark, self.folder = uuid.uuid4().hex, folder
+        self._others = set()  # looked at before: the mark is inherited, or never there
         paths = os.pathsep.join([str(Path.cwd()), os.environ.get("PYTHONPATH", "")])
         with (folder / "stdout").open("w") as stdout, (folder / "stderr").open("w") as stderr:
             self.process = subprocess.Popen(
@@ -54,9 +55,12 @@ class Program:
     def descendants(self):
         """List the command lines of the living processes that inherited the mark."""
         found = []
-        for folder in Path("/proc").glob("[0-9]*"):
+        for folder in set(Path("/proc").glob("[0-9]*")) - self._others:
             try:
-                if self.mark.encode() in (folder / "environ").read_bytes() and "Z" not in _status(folder):
+                environment = (folder / "environ").read_bytes()
+                if environment and self.mark.encode() not in environment:
+                    self._others.add(folder)
+                elif environment and "Z" not in _status(folder):
                     found.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode())
             except OSError:
                 continue

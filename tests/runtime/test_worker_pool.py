@@ -150,10 +150,9 @@ OWN_RAY = """
 
 @pytest.mark.slow
 @pytest.mark.ray
+@pytest.mark.exhaustive  # tests/faults/test_exit.py holds it with a driver that raises
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    "stop", [pytest.param(True, id="stopped", marks=pytest.mark.exhaustive), pytest.param(False, id="forgotten")]
-)
+@pytest.mark.parametrize("stop", [pytest.param(True, id="stopped"), pytest.param(False, id="forgotten")])
 def test_a_ray_of_its_own_ends_with_the_program_and_leaves_no_process(stop):
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(OWN_RAY.format(stop=stop))],
