@@ -137,7 +137,7 @@ class _Trace:
     shares: list[float] = field(default_factory=list)
 
     def means(self, clip_range: float, peers: Group) -> dict[str, float]:
-        """Give metrics of the update as a whole, over the rows of all train policies."""
+        """Return metrics of the update as a whole, over the rows of all train policies."""
         log_ratio = torch.cat(self.log_ratios)
         terms = torch.stack(self.terms).view(-1, 3)
         terms = peers.all_reduce_(terms * terms.new_tensor(self.shares)[:, None])

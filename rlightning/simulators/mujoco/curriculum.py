@@ -56,7 +56,7 @@ class Curriculum:
         np.clip(level, 0.0, 1.0, out=level)
 
     def get_state(self) -> dict[str, Any]:
-        """Give the levels."""
+        """Return the levels."""
         return {"level": self._worlds.level.copy(), "practised": self.practised}
 
     def set_state(self, state: dict[str, Any]) -> None:

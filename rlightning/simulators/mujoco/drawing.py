@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def prepare_to_draw(env: Any) -> None:
-    """Let the camera follow the robot, and leave out shadows, reflections and smoothed edges.
+    """Make the camera follow the robot, and leave out shadows, reflections and smoothed edges.
 
     A camera of the model that tracks a body is used, "track" first; without one, the free camera follows the root body
     of a robot that can move away. A camera that the user chose stays. Without a GPU, what is left out would take ten

@@ -201,7 +201,7 @@ class MujocoEnv(BaseEnv):
         return np.asarray(succeeded & ~self.worlds.is_unstable)
 
     def _note_unstable(self) -> None:
-        """Say which simulations failed, each time that there are twice as many."""
+        """Log the simulations that failed, each time that there are twice as many."""
         rows = self.worlds.unstable
         before, self._failures = self._failures, self._failures + len(rows)
         if before.bit_length() < self._failures.bit_length():
@@ -337,7 +337,7 @@ def _require_one_per_world(name: str, value: Any, shape: tuple[int, ...]) -> Non
 
 
 def _threads(options: TaskOptions, config: EnvConfig, model: Any) -> int:
-    """Say how many threads step: the cores that are left to each worker, and no more than there is work for."""
+    """Return the number of threads that step: the cores that are left to each worker, at most one per piece of work."""
     if options.threads != "auto":
         return max(1, options.threads)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
@@ -358,7 +358,7 @@ def _widths(observed: Any, num_envs: int) -> dict[str, int]:
 
 
 def _control_bounds(model: Any) -> tuple[Array, Array]:
-    """Give the lowest and the highest value of each control, [nu] each; none where the model sets no range."""
+    """Return the lowest and the highest value of each control, [nu] each; none where the model sets no range."""
     low, high = model.actuator_ctrlrange.T.copy()
     # Where there is no range MuJoCo stores one from 0 to 0, to which a policy would cut its actions.
     free = (model.actuator_ctrllimited == 0) & (low == 0.0) & (high == 0.0)
@@ -409,7 +409,7 @@ def _by_control(model: Any, values: dict[str, float], default: float, option: st
 
 
 def _action_scale(model: Any) -> tuple[Array, Array]:
-    """Give centre and half width of the control ranges, [nu] each."""
+    """Return centre and half width of the control ranges, [nu] each."""
     free = [_control_name(model, i) for i in range(model.nu) if not model.actuator_ctrllimited[i]]
     if free:
         raise ConfigError(

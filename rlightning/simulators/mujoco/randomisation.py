@@ -125,7 +125,7 @@ class RandomModels:
 
     @staticmethod
     def wanted(options: RandomisationOptions) -> bool:
-        """Tell whether any factor is drawn."""
+        """Whether any factor is drawn."""
         return any(bounds != _UNCHANGED for bounds in (options.mass, options.friction, options.gain))
 
     def begin(self, rows: Sequence[int], streams: Streams) -> None:
@@ -138,7 +138,7 @@ class RandomModels:
             self._apply(row)
 
     def get_state(self) -> dict[str, Any]:
-        """Give the factors; the fields of the model follow from them."""
+        """Return the factors; the fields of the model follow from them."""
         return {"factors": self.factors.copy()}
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -179,7 +179,7 @@ def _require_known_gains(model: Any) -> None:
 
 
 def _are_forces(is_muscle: Array) -> Array:
-    """Tell which parameters of actuators' gains or biases are forces, [A, 10] bool, from which are muscles', [A]."""
+    """Return which parameters of actuators' gains or biases are forces, [A, 10] bool, from which are muscles', [A]."""
     is_force = np.repeat(~is_muscle[:, None], mujoco.mjNGAIN, axis=1)
     is_force[:, _MUSCLE_FORCE] = True
     return is_force
@@ -219,7 +219,7 @@ class Pushes:
         self.next[rows] = ages[rows] + self._intervals(streams)
 
     def get_state(self) -> dict[str, Any]:
-        """Give when pushes come; the forces themselves are in the worlds."""
+        """Return when pushes come; the forces themselves are in the worlds."""
         return {"next": self.next.copy(), "end": self.end.copy()}
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -276,7 +276,7 @@ class Delay:
 
     @staticmethod
     def wanted(bounds: WholeRange) -> bool:
-        """Tell whether anything may come late."""
+        """Whether anything may come late."""
         return bounds != _AT_ONCE
 
     def begin(self, rows: Sequence[int], streams: Streams) -> None:
@@ -286,22 +286,22 @@ class Delay:
         self.late[rows] = np.rint(streams.level * drawn)
 
     def fill(self, rows: Any, values: Any) -> None:
-        """Let ``values`` be all that there was before, in some worlds."""
+        """Fill the history of some worlds with ``values``."""
         self.past[:, rows] = values
 
     def __call__(self, values: Array) -> Array:
-        """Take the newest values and give those that are due, [N, D] each."""
+        """Store the newest values, and return those that are due, [N, D] each."""
         self.newest = (self.newest + 1) % len(self.past)
         self.past[self.newest] = values
         return self.due()
 
     def due(self) -> Array:
-        """Give what is due without taking new values, [N, D]."""
+        """Return what is due without taking new values, [N, D]."""
         due: Array = self.past[(self.newest - self.late) % len(self.past), self._all]
         return due
 
     def get_state(self) -> dict[str, Any]:
-        """Give the delays and what is on its way."""
+        """Return the delays and what is on its way."""
         return {"late": self.late.copy(), "past": self.past.copy(), "newest": self.newest}
 
     def set_state(self, state: dict[str, Any]) -> None:

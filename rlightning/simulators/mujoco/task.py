@@ -129,7 +129,7 @@ class Task(ABC, Generic[OptionsT]):
 
     @classmethod
     def time_limit(cls, name: str) -> int | None:
-        """Give the steps after which an episode is cut, unless the configuration says otherwise."""
+        """Return the steps after which an episode is cut, unless the configuration says otherwise."""
         return cls.max_episode_steps
 
     def variables(self) -> Mapping[str, Any]:
@@ -150,10 +150,10 @@ class Task(ABC, Generic[OptionsT]):
 
     @abstractmethod
     def rewards(self, worlds: Worlds) -> dict[str, Array]:
-        """Give the terms of the reward by name, [N] each; the reward is their sum, and each is logged."""
+        """Return the terms of the reward by name, [N] each; the reward is their sum, and each is logged."""
 
     def terminated(self, worlds: Worlds) -> Array:
-        """Tell where the step led to a terminal state, [N] bool."""
+        """Return where the step led to a terminal state, [N] bool."""
         return np.zeros(worlds.num_envs, np.bool_)
 
     @abstractmethod
@@ -164,19 +164,19 @@ class Task(ABC, Generic[OptionsT]):
         """
 
     def landmark(self, worlds: Worlds) -> Array | None:
-        """Give the point, [N, ...], whose velocity during a step the task wants (``Worlds.velocity``)."""
+        """Return the point, [N, ...], whose velocity during a step the task wants (``Worlds.velocity``)."""
         return None
 
     def describe(self, worlds: Worlds) -> dict[str, Array]:
-        """Give further numbers for ``info``, [N, ...]; also after a start."""
+        """Return further numbers for ``info``, [N, ...]; also after a start."""
         return {}
 
     def succeeded(self, worlds: Worlds) -> Array:
-        """Tell which episodes, of those that end now, were a success, [N] bool; a curriculum can follow it."""
+        """Return which episodes, of those that end now, were a success, [N] bool; a curriculum can follow it."""
         return ~worlds.terminated
 
     def camera(self) -> Mapping[str, Any] | None:
-        """Give the attributes of MuJoCo's free camera to draw with; None leaves them."""
+        """Return the attributes of MuJoCo's free camera to draw with; None leaves them."""
         return None
 
 

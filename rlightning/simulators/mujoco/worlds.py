@@ -99,8 +99,8 @@ class Worlds:
     """N worlds of one model.
 
     A world is a row of ``state``; each thread has one ``MjData``, into which it reads a row, steps, and writes the row
-    back. So memory and the caches hold N short rows instead of N large structures, and who stepped a row does not
-    matter: results are the same bit for bit with any number of threads. ``mujoco.rollout`` would loop over the rows
+    back. So memory and the caches hold N short rows instead of N large structures, and results are
+    the same bit for bit with any number of threads. ``mujoco.rollout`` would loop over the rows
     natively, but returns neither what warm-starts the solver nor what was derived from the positions on the way;
     without the first, worlds with contacts drift away from those that are stepped one by one.
 
@@ -186,7 +186,7 @@ class Worlds:
         return mask
 
     def sensor(self, name: str) -> Array:
-        """Give what a named sensor measured, [N, dim]; the task must read ``sensordata``.
+        """Return what a named sensor measured, [N, dim]; the task must read ``sensordata``.
 
         Raises:
             KeyError: If the model has no sensor of that name; the message lists those that it has.
@@ -241,7 +241,7 @@ class Worlds:
         self.neutral = np.zeros((self.num_envs, self.model.nu))
 
     def vary(self, names: Sequence[str]) -> None:
-        """Let worlds differ in some fields of the model: ``own`` then has them, [N, ...], with the nominal values."""
+        """Vary worlds in some fields of the model: ``own`` then has them, [N, ...], with the nominal values."""
         n = self.num_envs
         self.own = {name: np.repeat(getattr(self.model, name)[None], n, axis=0) for name in names}
         self._models = [copy.copy(self.model) for _ in range(self._threads)]

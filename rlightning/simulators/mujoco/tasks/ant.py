@@ -57,7 +57,7 @@ class Ant(GymnasiumTask[AntOptions]):
         return worlds.read["xpos"][:, self._main_body, :2]
 
     def contact_forces(self, worlds: Worlds) -> Array:
-        """Give the contact forces, cut to their range, [N, nbody, 6]."""
+        """Return the contact forces, cut to their range, [N, nbody, 6]."""
         return np.clip(worlds.read["cfrc_ext"], *self.options.contact_force_range)
 
     def observe(self, worlds: Worlds) -> Array:
@@ -68,7 +68,7 @@ class Ant(GymnasiumTask[AntOptions]):
         return np.concatenate(parts, axis=1)
 
     def is_healthy(self, worlds: Worlds) -> Array:
-        """Tell where the state is finite and the height in its range, [N] bool."""
+        """Return where the state is finite and the height in its range, [N] bool."""
         low, high = self.options.healthy_z_range
         is_finite = np.isfinite(worlds.qpos).all(axis=1) & np.isfinite(worlds.qvel).all(axis=1)
         z = worlds.qpos[:, 2]

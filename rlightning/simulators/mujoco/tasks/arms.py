@@ -36,7 +36,7 @@ class Reacher(GymnasiumTask[ReacherOptions]):
         self._fingertip, self._target = (_body(model, name) for name in ("fingertip", "target"))
 
     def way(self, worlds: Worlds) -> Array:
-        """Give the way from the target to the fingertip, [N, 3]."""
+        """Return the way from the target to the fingertip, [N, 3]."""
         xpos = worlds.read["xpos"]
         return xpos[:, self._fingertip] - xpos[:, self._target]
 

@@ -78,7 +78,7 @@ def squared(rows: Array) -> Array:
 
 
 def distance(rows: Array) -> Array:
-    """Give the length of each row, [N, D] -> [N]."""
+    """Return the length of each row, [N, D] -> [N]."""
     lengths: Array = np.sqrt(squared(rows))
     return lengths
 

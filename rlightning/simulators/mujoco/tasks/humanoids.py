@@ -107,7 +107,7 @@ class Humanoid(_Body[HumanoidOptions]):
         return centre
 
     def is_healthy(self, worlds: Worlds) -> Array:
-        """Tell where the height is in its range, [N] bool."""
+        """Return where the height is in its range, [N] bool."""
         low, high = self.options.healthy_z_range
         z = worlds.qpos[:, 2]
         healthy: Array = (low < z) & (z < high)
@@ -141,7 +141,7 @@ class HumanoidStandupOptions(BodyOptions):
 
     xml_file: str = "humanoidstandup.xml"
     uph_cost_weight: float = 1.0
-    """Has no effect, as in Gymnasium."""
+    """No effect, as in Gymnasium."""
     impact_cost_weight: float = 0.5e-6
     """Weight of the squared contact forces."""
     impact_cost_range: Range = (float("-inf"), 10.0)

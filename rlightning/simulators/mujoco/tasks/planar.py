@@ -93,7 +93,7 @@ class Upright(GymnasiumTask[Any]):
         return np.concatenate((worlds.qpos[:, skipped:], np.clip(worlds.qvel, -10, 10)), axis=1)
 
     def is_healthy(self, worlds: Worlds) -> Array:
-        """Tell where height and angle are in their ranges, [N] bool."""
+        """Return where height and angle are in their ranges, [N] bool."""
         z, angle = worlds.qpos[:, 1], worlds.qpos[:, 2]
         return _inside(z, self.options.healthy_z_range) & _inside(angle, self.options.healthy_angle_range)
 
