@@ -24,7 +24,6 @@ class EnvLoop:
 
     Attributes:
         envs: The envs, with equal spaces.
-        env: The first env.
         observation_space, action_space: Spaces of one env.
         num_envs: N.
 
@@ -40,7 +39,7 @@ class EnvLoop:
 
     def __init__(self, envs: Sequence[gym.Env[Any, Any]], info: EpisodeInfo | None = None) -> None:
         self.envs: list[Any] = list(envs)
-        self.env, self.num_envs = self.envs[0], len(self.envs)
+        self.num_envs = len(self.envs)
         self.observation_space, self.action_space = self.env.observation_space, self.env.action_space
         for i, env in enumerate(self.envs):
             if env.observation_space != self.observation_space or env.action_space != self.action_space:
@@ -51,6 +50,12 @@ class EnvLoop:
         self._is_discrete = isinstance(self.action_space, gym.spaces.Discrete)
         self._never = np.zeros(self.num_envs, np.bool_)
         self._info = info or EpisodeInfo(num_envs=self.num_envs)
+
+    @property
+    def env(self) -> Any:
+        """The first env."""
+        # No attribute: it would be missing after a state of version 0.1.0 is restored.
+        return self.envs[0]
 
     def reset(self, seeds: Sequence[int] | None, options: dict[str, Any] | None) -> EnvRet:
         """Start a new episode in every env."""

@@ -27,7 +27,6 @@ class VectorRows:
 
     Attributes:
         env: The vector env.
-        envs: Its plain envs; empty for a native vector env.
         observation_space, action_space: Spaces of one sub-env.
         num_envs: N.
         resets_with_next_step: Whether the autoreset mode is next-step.
@@ -50,7 +49,6 @@ class VectorRows:
     ) -> None:
         self._info = info or EpisodeInfo(num_envs=env.num_envs)
         self.env, self.num_envs = env, env.num_envs
-        self.envs: list[Any] = list(getattr(env.unwrapped, "envs", ()))
         self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
         self._leaves = space_leaves(self.observation_space)
         space_leaves(self.action_space)
@@ -68,6 +66,12 @@ class VectorRows:
         self._ages = np.zeros(self.num_envs, np.int64)
         self._never = np.zeros(self.num_envs, np.bool_)
         self._was_end = np.zeros(self.num_envs, np.bool_)
+
+    @property
+    def envs(self) -> list[Any]:
+        """Its plain envs; empty for a native vector env."""
+        # No attribute: it would be missing after a state of version 0.1.0 is restored.
+        return list(getattr(self.env.unwrapped, "envs", ()))
 
     def reset(self, seeds: Sequence[int] | None, options: dict[str, Any] | None) -> EnvRet:
         """Start a new episode in every row. A native vector env gets one seed for all rows."""
