@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import select
 import socket
 import struct
 import sys
@@ -17,7 +18,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from multiprocessing import connection
+from multiprocessing.connection import Connection
 from typing import Any, Protocol, TypeVar
 
 from rlightning.errors import call_failure
@@ -58,7 +59,7 @@ class SocketChannel:
 
     def __init__(self, handle: WorkerHandle, node: str, descriptor: int) -> None:
         self.name, self._handle, self._node = handle.name, handle, node
-        self.connection = connection.Connection(descriptor)
+        self.connection = Connection(descriptor)
         self._pending: deque[SocketFuture[Any]] = deque()  # answers come in the order of the calls
 
     def call(self, method: Callable[..., R], *args: Any) -> Future[R]:
@@ -107,21 +108,27 @@ class SocketFuture(Future[T]):
 
     @classmethod
     def _ready(cls, futures: Sequence[Any]) -> list[Any]:
-        while channels := cls._channels(futures):
-            readable: list[Any] = connection.wait(channels, 0.0)
-            if not readable:
-                break
-            for each in readable:
-                channels[each].read()
+        while cls._read(futures, 0.0):
+            pass
         return [future for future in futures if future.outcome is not None]
 
     @classmethod
     def _block(cls, pending: Sequence[Any], count: int, timeout: float | None) -> None:
-        connection.wait(cls._channels(pending), timeout)
+        cls._read(pending, timeout)
 
     @staticmethod
-    def _channels(futures: Sequence[Any]) -> dict[Any, SocketChannel]:
-        return {future.channel.connection: future.channel for future in futures if future.outcome is None}
+    def _read(futures: Sequence[Any], timeout: float | None) -> bool:
+        """Wait for answers and read one of each channel that has some; return whether there was any."""
+        channels = {future.channel.connection.fileno(): future.channel for future in futures if future.outcome is None}
+        if not channels:
+            return False
+        poll = select.poll()
+        for descriptor in channels:
+            poll.register(descriptor, select.POLLIN)
+        readable = poll.poll(None if timeout is None else 1e3 * timeout)
+        for descriptor, _ in readable:
+            channels[descriptor].read()
+        return bool(readable)
 
 
 def open_channels(handles: Sequence[WorkerHandle], channel: str, timeout_s: float | None = None) -> list[FastChannel]:
@@ -174,7 +181,7 @@ def _serve(worker: Any, listener: socket.socket) -> None:
             while not _is_own_user(plug):
                 plug.close()
                 plug, _ = listener.accept()
-        calls = connection.Connection(plug.detach())
+        calls = Connection(plug.detach())
         while True:
             method, args = calls.recv()
             calls.send(_answer(worker, method, args))
