@@ -160,10 +160,11 @@ class FragmentCollector(Collector):
         try:
             return super()._recover(error, in_flight)
         except WorkerDied as died:
-            died.add_note(
-                "env workers and their eval policy shared this process; with cluster.placement.env_strategy=default an "
-                "env that ends its process is replaced"
-            )
+            if died.worker in {actor.host.name for actor in self._processes}:
+                died.add_note(
+                    "env workers and their eval policy shared this process; with "
+                    "cluster.placement.env_strategy=default an env that ends its process is replaced"
+                )
             raise
 
 

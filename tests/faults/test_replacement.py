@@ -370,4 +370,4 @@ def test_a_process_that_env_and_policy_share_ends_the_run_with_its_cause(ray_clu
     with pytest.raises(WorkerDied) as caught, assemble(made) as engine:
         engine.run()
     assert caught.value.worker == "eval[0]"
-    assert "with cluster.placement.env_strategy=default" in caught.value.__notes__[-1]
+    assert "with cluster.placement.env_strategy=default an env" in caught.value.__notes__[-1]
