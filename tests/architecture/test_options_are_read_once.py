@@ -13,8 +13,6 @@ READERS = ("assembly/", "configuring/", "config.py")
 """Where names of choices are turned into objects."""
 LEAVES = ("algorithms/", "models/", "simulators/")
 """What users choose by name; each reads its own options."""
-REMAINING: set[tuple[str, str]] = set()
-"""Exceptions: file and comparison. There may be fewer."""
 ORDINARY = {"None", "all", "auto", "default", "error", "eval", "info", "log", "memory", "none", "simple", "train"}
 """Choices that are ordinary words as well, which count only beside the name of their option."""
 
@@ -75,7 +73,7 @@ def test_no_choice_is_compared_by_name_after_assembly():
         if not file.name.startswith((*READERS, *LEAVES))
         for comparison in comparisons(file)
     }
-    assert found <= REMAINING
+    assert found == set()
 
 
 @pytest.mark.parametrize(
