@@ -113,12 +113,12 @@ class _Bucket:
             if parameter.grad is not None and parameter.grad.layout != torch.strided:
                 parameter.grad = parameter.grad.to_dense()
         gradients: list[Any] = [p.grad for p in self._parameters]
-        held = [place for place, gradient in enumerate(gradients) if gradient is not None]
+        held = [i for i, gradient in enumerate(gradients) if gradient is not None]
         complete = len(held) == len(gradients)
         if samples == 0.0 or not complete:
             self._row.zero_()
         if samples > 0.0 and held:
-            torch._foreach_copy_([self._views[place] for place in held], [gradients[place] for place in held])
+            torch._foreach_copy_([self._views[i] for i in held], [gradients[i] for i in held])
             self._gradients.mul_(samples)
         self._samples.fill_(samples)
         self._has.copy_(torch.tensor([gradient is not None for gradient in gradients]))
@@ -126,11 +126,11 @@ class _Bucket:
         # Without a sample anywhere the gradients are 0, and 0 / 1 leaves them so.
         self._gradients.div_(self._samples.clamp(min=1e-38))
         wanted = range(len(gradients)) if complete else self._has.nonzero().squeeze(-1).tolist()
-        for place in wanted:
-            if gradients[place] is None:
-                gradients[place] = self._parameters[place].grad = torch.empty_like(self._parameters[place])
+        for i in wanted:
+            if gradients[i] is None:
+                gradients[i] = self._parameters[i].grad = torch.empty_like(self._parameters[i])
         if wanted:
-            torch._foreach_copy_([gradients[place] for place in wanted], [self._views[place] for place in wanted])
+            torch._foreach_copy_([gradients[i] for i in wanted], [self._views[i] for i in wanted])
 
 
 def _shaped(numbers: Tensor, parameter: Tensor) -> Tensor:

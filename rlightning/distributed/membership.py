@@ -84,7 +84,7 @@ def plan_groups(
     equal devices in the order given. So train policies that are given first come first on their node.
 
     Args:
-        members: Who takes part.
+        members: The processes and objects that get ranks.
         transfers: A sender of weights and its receivers, by key, for each group that weights travel in; a sender may
             have several.
         backend: The wish; "nccl" becomes "gloo" where members have no device of their own each.

@@ -59,7 +59,7 @@ def set_nested_attr(obj: Any, path: str, value: Any) -> None:
 class DataParallel:
     """One train policy's part in learning with others; it owns the average of the gradients.
 
-    Who the others are is asked of the communicator each time, because groups are formed again for other members.
+    The communicator is asked for the group each time, because groups are formed again for other members.
     """
 
     def __init__(self, communicator: Communicator) -> None:

@@ -62,8 +62,8 @@ class GroupFormation:
         nodes = members.call(handles, BasePolicy._get_node_id)
         devices = members.call(handles, BasePolicy._get_gpu_ids)
         known = [
-            Member(handle, nodes[place], tuple(devices[place]), trains=place < len(members.learners))
-            for place, handle in enumerate(handles)
+            Member(handle, nodes[i], tuple(devices[i]), trains=i < len(members.learners))
+            for i, handle in enumerate(handles)
         ]
         plan = plan_groups(known, _joined(transfers, handles), backend)
         by_rank: list[WorkerHandle] = [each.member.key for each in plan.members]

@@ -79,14 +79,14 @@ class GroupRouting:
         """List env id and index of the policy that keeps its state; empty where policies keep none."""
         if not self._is_stateful:
             return []
-        indices = {handle: place for place, handle in enumerate(self._members.actors)}
+        indices = {handle: i for i, handle in enumerate(self._members.actors)}
         homes = self._homes.items()
         return [[index(env_id), indices[handle]] for env_id, handle in homes if isinstance(env_id, SupportsIndex)]
 
     def restore_homes(self, homes: Sequence[Sequence[int]]) -> None:
         """Let env workers go on with the policies of ``homes``."""
         self._routes.clear()
-        self._homes = {env_id: self._members.actors[place] for env_id, place in homes}
+        self._homes = {env_id: self._members.actors[i] for env_id, i in homes}
 
     # Requests
 
@@ -148,8 +148,8 @@ class GroupRouting:
     ) -> list[Future[PolicyResponse]]:
         """Make a request of its own for each env worker, beside all others."""
         answers = []
-        for env_id, env_ret, place in zip(env_ids, env_rets, self._choose(env_ids, self._loads()), strict=True):
-            handle = self._members.actors[place]
+        for env_id, env_ret, i in zip(env_ids, env_rets, self._choose(env_ids, self._loads()), strict=True):
+            handle = self._members.actors[i]
             hooks = self._members.hooks[handle]
             named = {**options, "env_ids": (env_id,)} | self._needed(handle) if hooks.is_policy else options
             answers.append(handle.call_beside(self._channel(env_id), hooks.rollout_async, env_ret, **named))
@@ -168,11 +168,11 @@ class GroupRouting:
         routes = self._routes.get(env_ids)
         if routes is None:
             rows: dict[int, list[int]] = {}
-            for row, place in enumerate(self._choose(env_ids, [0] * len(self._members.actors))):
-                rows.setdefault(place, []).append(row)
+            for row, i in enumerate(self._choose(env_ids, [0] * len(self._members.actors))):
+                rows.setdefault(i, []).append(row)
             if len(self._routes) >= _MOST_ROUTES:
                 self._routes.clear()
-            routes = self._routes[env_ids] = [(self._members.actors[place], held) for place, held in rows.items()]
+            routes = self._routes[env_ids] = [(self._members.actors[i], held) for i, held in rows.items()]
         return routes
 
     def _answered(self, env_ids: Sequence[Hashable]) -> list[WorkerHandle]:
@@ -190,12 +190,12 @@ class GroupRouting:
             self._is_stateful = any(self._members.run(self._members.policies(actors[:1]), _keeps_state))
         numbers = list(map(self._number, env_ids))
         if self._is_stateful:
-            indices = {handle: place for place, handle in enumerate(actors)}
+            indices = {handle: i for i, handle in enumerate(actors)}
             homes = {self._number(env_id): indices[handle] for env_id, handle in self._homes.items()}
             chosen = stick(self._router, numbers, loads, homes)
         else:
             chosen = self._router.select(numbers, loads)
-        self._homes.update((env_id, actors[place]) for env_id, place in zip(env_ids, chosen, strict=True))
+        self._homes.update((env_id, actors[i]) for env_id, i in zip(env_ids, chosen, strict=True))
         return chosen
 
     def _channel(self, env_id: Hashable) -> str:

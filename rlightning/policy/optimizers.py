@@ -53,16 +53,16 @@ def optimizer_only(policy: BasePolicy, others: Iterable[torch.Tensor]) -> dict[s
     """Name the tensors that optimizers update and that are not among others, such as a temperature.
 
     The name is that of the attribute that holds the tensor, as for optimizers, else that of the optimizer with the
-    places of the group and of the parameter: ``self.log_alpha``, ``self.bounds.0``, ``self.optimizer.0.1``.
+    indices of the group and of the parameter: ``self.log_alpha``, ``self.bounds.0``, ``self.optimizer.0.1``.
     """
     seen, found = set(map(id, others)), {}
     names = {id(value): name for name, value in _named(policy).items() if isinstance(value, torch.Tensor)}
     for key, optimizer in steppers(policy)["optimizers"].items():
-        for place, group in enumerate(optimizer.param_groups):
+        for at, group in enumerate(optimizer.param_groups):
             for index, tensor in enumerate(group["params"]):
                 if id(tensor) not in seen:
                     seen.add(id(tensor))
-                    found[f"self.{names.get(id(tensor), f'{key}.{place}.{index}')}"] = tensor
+                    found[f"self.{names.get(id(tensor), f'{key}.{at}.{index}')}"] = tensor
     return found
 
 
@@ -73,7 +73,7 @@ def _named(policy: BasePolicy) -> dict[str, Any]:
         if isinstance(value, dict) and attribute not in OF_TORCH:
             held.update((f"{attribute}.{key}", item) for key, item in value.items())
         elif isinstance(value, list | tuple):
-            held.update((f"{attribute}.{place}", item) for place, item in enumerate(value))
+            held.update((f"{attribute}.{index}", item) for index, item in enumerate(value))
     return held
 
 
@@ -106,10 +106,10 @@ def use_changed_options(policy: BasePolicy, state: Mapping[str, Any]) -> None:
         return
     held, epoch = steppers(policy), state["epoch"] + 1
     for name, optimizer in held["optimizers"].items():
-        for place, group in enumerate(optimizer.param_groups):
-            before, after = then["optimizers"][name][place], now["optimizers"][name][place]
+        for at, group in enumerate(optimizer.param_groups):
+            before, after = then["optimizers"][name][at], now["optimizers"][name][at]
             for option in _different(before, after):
-                _log(f"{name}.{place}.{option}", before[option], after[option], epoch)
+                _log(f"{name}.{at}.{option}", before[option], after[option], epoch)
                 group[option] = _rate(group, before, after, option) if option in _RATES else after[option]
     for name, schedule in held["schedulers"].items():
         before, after = then["schedulers"][name], now["schedulers"][name]

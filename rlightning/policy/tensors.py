@@ -285,9 +285,9 @@ class PolicyTensors:
         modules = flatten_names({**tops, "self": own_tensors(policy)})
         listed = {}
         if not self.lists_plainly:
-            places = set(map(_place, modules.values()))
+            locations = set(map(_location, modules.values()))
             for name, tensor in flatten_names(self.acting()).items():
-                if tensor.numel() and _place(tensor) not in places:
+                if tensor.numel() and _location(tensor) not in locations:
                     listed[f"{name}{_LISTED}" if name in modules else name] = tensor
         return Held(modules, listed, optimizer_only(policy, [*self.in_modules(), *listed.values()]))
 
@@ -359,5 +359,5 @@ def as_tensors(listed: Mapping[str, Mapping[str, Any]]) -> NamedTensors:
     }
 
 
-def _place(tensor: torch.Tensor) -> Any:
+def _location(tensor: torch.Tensor) -> Any:
     return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
