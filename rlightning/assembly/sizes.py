@@ -19,7 +19,7 @@ from rlightning.registry import lookup
 from rlightning.runtime.spawn import WorkerSpec
 from rlightning.types import EnvMeta
 from rlightning.types.tree import tree_leaves
-from rlightning.weights.topology import transport
+from rlightning.weights.topology import strategy_named, transport
 from rlightning.weights.traffic import HANDLE, WeightRoute, paired_routes, weight_routes
 
 CONTEXT_GB = 0.5
@@ -40,12 +40,14 @@ class Sizes:
         action: Bytes of one action.
         weights: Bytes of all that acts: parameters and buffers.
         parameters: Trainable numbers.
+        loads_whole: Whether the policy has a ``load_state_dict`` of its own, which gets all weights at once.
     """
 
     observation: int
     action: int
     weights: int
     parameters: int
+    loads_whole: bool = False
 
     @property
     def step(self) -> int:
@@ -85,7 +87,7 @@ class Memory:
         eval: Of one eval policy, the copies that wait for their turn among them.
         shard: Of all shards together.
         shared: Of each node with eval policies: copies in shared memory.
-        handed_on: Of each node with policies of both roles: the copy by which they hand weights on.
+        handed_on: Of each node with policies of both roles: the memory by which they hand weights on.
     """
 
     train: int
@@ -116,6 +118,7 @@ def measure(config: Config, meta: EnvMeta) -> Sizes:
         action=space_bytes(meta.action_space),
         weights=sum(tensor.numel() * tensor.element_size() for tensor in tensors),
         parameters=sum(parameter.numel() for parameter in policy.parameters() if parameter.requires_grad),
+        loads_whole=not policy._tensors.loads_plainly,
     )
 
 
@@ -203,13 +206,15 @@ def memory_of(plan: RunPlan, sizes: Sizes) -> Memory:
     double = waiting.buffer_strategy == "Double" and waiting.type == "WeightBuffer"
     are_processes = config.cluster.remote_train and config.cluster.remote_eval
     is_copied = plan.weights.by_node_memory and waiting.buffer_strategy != "Shared"
+    is_whole = sizes.loads_whole and not strategy_named(waiting.buffer_strategy).is_buffered
+    bucket = weights if is_whole else min(weights, int(1e6 * waiting.bucket_mb))
     steps = config.buffer.capacity or config.train.max_rollout_steps
     return Memory(
         train=weights + (1 + states) * 4 * sizes.parameters,
         eval=weights * (3 if double else 1),
         shard=steps * config.num_envs * sizes.transition,
         shared=2 * weights if plan.weights.is_per_node else 0,
-        handed_on=weights if are_processes and is_copied else 0,
+        handed_on=bucket if are_processes and is_copied else 0,
     )
 
 

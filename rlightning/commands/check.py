@@ -159,6 +159,9 @@ def _flows_table(found: Sequence[Flow]) -> Table:
     return table
 
 
+_WHOLE = "; a copy of all is loaded at once, since the policy has a load_state_dict of its own"
+
+
 def _sizes_table(config: Config, meta: EnvMeta, sizes: Sizes) -> Table:
     rows = config.train.max_rollout_steps * config.num_envs
     table = Table("", "", box=None, pad_edge=False, show_header=False)
@@ -166,7 +169,7 @@ def _sizes_table(config: Config, meta: EnvMeta, sizes: Sizes) -> Table:
         ("observation space", str(meta.observation_space)),
         ("action space", str(meta.action_space)),
         ("parameters", f"{sizes.parameters:,}"),
-        ("weights and normalisers", readable(sizes.weights)),
+        ("weights and normalisers", readable(sizes.weights) + (_WHOLE if sizes.loads_whole else "")),
         ("env steps per epoch", f"{rows:,} = {config.train.max_rollout_steps} steps x {config.num_envs} sub-envs"),
         ("env steps of the run", f"{rows * config.train.max_epochs:,} = {config.train.max_epochs:,} epochs"),
     ):

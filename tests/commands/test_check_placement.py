@@ -1,6 +1,7 @@
 """``check`` shows the plan of this machine or of a described cluster, and says what is wrong with either."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -238,7 +239,7 @@ def test_memory_of_a_device_is_that_of_its_policies_and_their_processes():
     # A transition is two observations of 40 bytes, an action of 5, and 15 bytes of columns.
     sizes = Sizes(observation=40, action=5, weights=10**9, parameters=25 * 10**7)
     memory = memory_of(plan_run(config(**double)), sizes)
-    assert (memory.train, memory.eval, memory.shared, memory.handed_on) == (4 * 10**9, 3 * 10**9, 0, 10**9)
+    assert (memory.train, memory.eval, memory.shared, memory.handed_on) == (4 * 10**9, 3 * 10**9, 0, 256 * 10**6)
     slots = [
         Slot("train[0]", "train", 0, "n0", (0,), 0.5, process="train[0]"),
         Slot("eval[0]", "eval", 1, "n0", (0,), 0.5, process="eval[0]"),
@@ -248,11 +249,13 @@ def test_memory_of_a_device_is_that_of_its_policies_and_their_processes():
     ]
     assert device_memory(slots, 0, memory) == 7 + 2 * CONTEXT_GB
     assert device_memory(slots, 1, memory) == 0
-    # 128 steps of 4 sub-envs of 100 bytes in one shard, one eval policy on the CPU, and what the learner hands on.
-    assert host_memory(slots, 1, memory) == (3 * 10**9 + 128 * 4 * 100 + 10**9) / 1e9
+    # 128 steps of 4 sub-envs of 100 bytes in one shard, one eval policy on the CPU, and the bucket that passes.
+    assert host_memory(slots, 1, memory) == (3 * 10**9 + 128 * 4 * 100 + 256 * 10**6) / 1e9
     assert host_memory(slots[3:], 1, memory) == (3 * 10**9 + 128 * 4 * 100) / 1e9
     shared = {"policy": {"weight_buffer": {"buffer_strategy": "Shared"}}}
     assert memory_of(plan_run(config(**shared)), sizes).shared == 2 * 10**9
+    # A load_state_dict of one's own gets all weights at once.
+    assert memory_of(plan_run(config()), replace(sizes, loads_whole=True)).handed_on == 10**9
 
 
 def test_weights_go_from_this_process_to_where_the_plan_says():
