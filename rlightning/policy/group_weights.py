@@ -1,4 +1,4 @@
-"""The learners' weights on their way to all who act: sent, announced, in force, compared."""
+"""The learners' weights on their way to the eval policies: sent, announced, in force, compared."""
 
 from __future__ import annotations
 
@@ -102,17 +102,17 @@ class GroupWeights:
         self._strategy, self._kept = "None", strategy_named("None")
         self._way: WeightSync | None = None
         self._number = -1  # of the preparation of the way
-        self._is_unannounced = False  # whether weights were sent and nobody was told
+        self._is_unannounced = False  # whether weights were sent and not announced
         self._sent_version = -1
 
     # The way
 
     def place(self, is_colocated: bool) -> None:
-        """Take note of where the policies are."""
+        """Set whether the policies are colocated, wherever they are now."""
         self.is_colocated, self._way = is_colocated, None
 
     def choose(self, strategy: str) -> None:
-        """Take a strategy by its name.
+        """Choose a strategy by its name.
 
         Raises:
             ConfigError: If it is not known.
@@ -157,7 +157,7 @@ class GroupWeights:
         return [Delivery(pair["sender"], (pair["receiver"],), (pair["receiver"],), False, True) for pair in pairs]
 
     def _choose_way(self) -> WeightSync:
-        """Turn the strategy and the placement into an object that knows who sends what to whom."""
+        """Turn the strategy and the placement into an object that knows which policy sends what to which."""
         kept = strategy_named("None") if self.is_colocated else self._kept
         deliveries = self.deliveries()
         ends = {id(end): end for one in deliveries for end in (one.sender, *one.receivers)}
@@ -181,7 +181,7 @@ class GroupWeights:
     # A push
 
     def send(self) -> int:
-        """Bring the weights to where an announcement puts them in force; gives their version, -1 if nobody acts."""
+        """Bring the weights to where an announcement puts them in force; return their version, -1 if no policy acts."""
         learners, actors = self._members.learners, self._members.actors
         if not learners:
             raise ProtocolError(NO_LEARNER)
@@ -189,7 +189,7 @@ class GroupWeights:
             return -1
         self.settle()
         if self._is_unannounced:
-            # Weights that nobody was told of may lie complete in some buffers, whose next place to write is then what
+            # Weights that were not announced may lie complete in some buffers, whose next copy to write is then what
             # their policies act with.
             self._way = None
         members = [_identity(member.target) for member in (*learners, *actors)]
@@ -206,7 +206,7 @@ class GroupWeights:
         return self._sent_version
 
     def announce(self) -> None:
-        """Tell the eval policies to act with what was sent last."""
+        """Announce what was sent last to the eval policies."""
         if self._way is not None:
             if not self._way.is_direct:
                 self.pending = dict.fromkeys(self._members.actors, self._sent_version)
@@ -224,7 +224,7 @@ class GroupWeights:
         self.pending = {}
 
     def settle(self) -> None:
-        """Wait until nobody acts with the slots that come next; who failed to update acts with nothing."""
+        """Wait until no policy acts with the copies that are written next; one that failed to update does not act."""
         if not self.pending:
             return
         try:

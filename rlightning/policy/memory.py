@@ -11,7 +11,7 @@ from rlightning.device import release_memory
 from rlightning.errors import ProtocolError
 
 Move = Callable[[torch.UntypedStorage], torch.UntypedStorage]
-"""Gives the copy of a storage on the other side, or the storage itself where there is no other side."""
+"""Returns the copy of a storage on the other side, or the storage itself where there is no other side."""
 
 
 class Part(StrEnum):
@@ -29,14 +29,14 @@ class Memory:
     """Knows which parts of a policy are in host memory, and moves them there and back.
 
     Tensors keep their identity, and those that share memory share it on the other side as well; so optimizers, tied
-    weights and whoever else refers to a tensor need not be told. Everything may be read and written there: weights that
-    come while the model is in host memory are those that it comes back with.
+    weights and all else that refers to a tensor stay valid. Everything may be read and written there: weights that come
+    while the model is in host memory are those that it comes back with.
 
     Moving what is there already does nothing.
     """
 
     def __init__(self, to_host: Move, to_device: Move) -> None:
-        """Take the two moves; a move that fails, as for lack of memory, leaves everything where it is."""
+        """Set the two moves; a move that fails, as for lack of memory, leaves everything where it is."""
         self._to_host, self._to_device = to_host, to_device
         self.offloaded: frozenset[Part] = frozenset()
         self._at_home: dict[Part, set[int]] = {}  # storages that are in host memory at any rate
@@ -67,7 +67,7 @@ class Memory:
             self.reload(Part.GRADIENTS, gradients(tensors))
 
     def forget(self) -> None:
-        """Take note that all parts were built anew, on the device."""
+        """Begin anew, after all parts were built anew on the device."""
         self.offloaded = frozenset()
 
     def require(self, *parts: Part, to: str) -> None:

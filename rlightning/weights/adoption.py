@@ -12,7 +12,7 @@ from rlightning.weights.version_buffer import Newest, VersionBuffer
 
 
 class Adoption:
-    """Lets the tensors of a policy use the memory of a buffer's newest version.
+    """The use that the tensors of a policy make of the memory of a buffer's newest version.
 
     An author may hold a view of that memory, such as an array, which has to show what acts. The uses of the memory are
     counted, so that such a view is noticed at the next update.
@@ -37,7 +37,7 @@ class Adoption:
         return self._window(newest)[1]
 
     def adopt(self, newest: Newest, tensors: NamedTensors, name: str) -> bool:
-        """Let tensors use the memory of a version; returns whether they may, or have to get the values copied in.
+        """Point tensors at the memory of a version; return whether they may use it, or need the values copied in.
 
         Args:
             newest: The version.

@@ -74,7 +74,7 @@ def strip_wrappers(name: str) -> str:
 
 
 def norms(tensors: Mapping[str, torch.Tensor]) -> dict[str, float]:
-    """Give the L2 norm of each tensor."""
+    """Compute the L2 norm of each tensor."""
 
     def norm(tensor: torch.Tensor) -> float:
         wide = torch.complex128 if tensor.is_complex() else torch.float64

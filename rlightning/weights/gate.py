@@ -16,7 +16,7 @@ class RolloutGate:
     and lets requests in again at the end, also after an exception. A waiting update goes first.
 
     Args:
-        waiting: Gives a context manager in which the time of each request that has to wait is spent.
+        waiting: Returns a context manager in which the time of each request that has to wait is spent.
     """
 
     def __init__(self, waiting: Callable[[], AbstractContextManager[Any]] = nullcontext) -> None:
@@ -34,13 +34,13 @@ class RolloutGate:
         return self._inside
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
-        """Wait outside for something that an update brings about, or whoever calls ``changed`` afterwards."""
+        """Wait outside for a condition that an update, or a call of ``changed``, brings about."""
         if not condition():
             with self._condition, self._waiting():
                 self._condition.wait_for(condition)
 
     def changed(self) -> None:
-        """Have those who ``wait_for`` something look again."""
+        """Check the conditions of ``wait_for`` again."""
         with self._condition:
             self._condition.notify_all()
 
@@ -49,7 +49,7 @@ class RolloutGate:
         return self._request
 
     def update(self) -> _Update:
-        """Enter as an update; waits until nobody is inside."""
+        """Enter as an update; waits until no request is inside."""
         return self._update
 
 

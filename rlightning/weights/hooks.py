@@ -33,7 +33,7 @@ class Hooks(Protocol):
         """
 
     def recv_weights(self, payload: Bucket | None = None) -> int:
-        """Take weights into the buffer, or without one into force at once; return their version.
+        """Receive weights into the buffer, or without one into force at once; return their version.
 
         Args:
             payload: All of them, a bucket, or a share of one; None waits for the sender of this receiver's group to
@@ -47,7 +47,7 @@ class Hooks(Protocol):
         """Return the weights, or a handle of memory that has them, for the policy beside this one."""
 
     def recv_weights_ipc(self, payload: Any, share: tuple[int, int] | None = None) -> int:
-        """Take what ``send_weights_ipc`` returned, as ``recv_weights`` does.
+        """Receive what ``send_weights_ipc`` returned, as ``recv_weights`` does.
 
         Args:
             payload: What was returned; None means the memory that ``WeightPort.map`` named.
@@ -58,7 +58,7 @@ class Hooks(Protocol):
         """
 
     def init_weight_buffer(self, shared_weight_buffer: VersionBuffer | None = None) -> None:
-        """Let weights wait in a buffer, whose memory the policy then acts with itself, until they are announced.
+        """Use a buffer, in which weights wait until they are announced, and whose memory the policy acts with itself.
 
         Args:
             shared_weight_buffer: Memory that all eval policies of this node act with; None means a buffer of its own.

@@ -102,7 +102,7 @@ class Layout:
 
     @classmethod
     def from_json(cls, text: str) -> Layout:
-        """Take back what ``to_json`` gave; a layout that this process knows already is not read again."""
+        """Read what ``to_json`` returned; a layout that this process knows already is not read again."""
         layout = _KNOWN.get(text)
         if layout is None:
             specs = tuple(TensorSpec(**{**spec, "shape": tuple(spec["shape"])}) for spec in json.loads(text))
@@ -126,11 +126,11 @@ class Layout:
         return _from_json, (self.to_json(),)
 
     def has_names(self, tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> bool:
-        """Tell whether tensors still have the names of this layout."""
+        """Whether tensors still have the names of this layout."""
         return self._names == [(module, list(named)) for module, named in tensors.items() if named]
 
     def fits(self, tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> bool:
-        """Tell whether tensors still have the names, shapes and dtypes of this layout, and are tied as they were."""
+        """Whether tensors still have the names, shapes and dtypes of this layout, and are tied as they were."""
         if not self.has_names(tensors):
             return False
         held = [tensor for named in tensors.values() for tensor in named.values()]
@@ -273,7 +273,7 @@ def even_runs(num_bytes: int, count: int) -> list[Run]:
 
 
 def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Say how many elements lie between two neighbours of each axis of a contiguous tensor.
+    """Count the elements between two neighbours of each axis of a contiguous tensor.
 
     >>> _strides((2, 3, 4))
     (12, 4, 1)
@@ -359,7 +359,7 @@ def copy_all(
 def point_all(
     targets: Mapping[str, Mapping[str, torch.Tensor]], sources: Mapping[str, Mapping[str, torch.Tensor]]
 ) -> None:
-    """Let the tensors of ``targets`` use the memory of those of ``sources``, which have the same names and order."""
+    """Point the tensors of ``targets`` at the memory of those of ``sources``, which have the same names and order."""
     # A module without a tensor that is sent may be named on one side only.
     for (_, _, tensor), (_, _, source) in zip(each(targets), each(sources), strict=True):
         tensor.data = source

@@ -153,7 +153,7 @@ class WeightPort:
         yield from map(self.read, range(1, len(self.runs(first.layout))))
 
     def fill(self, memory: Mappable | None, index: int = 0) -> int:
-        """Write a bucket into memory that others map, the one of ``map`` where none is named; returns its version.
+        """Write a bucket into memory that others map, the one of ``map`` where none is named; return its version.
 
         Raises:
             WeightSyncError: If it does not fit; the memory holds no complete version then, or the one before.
@@ -166,13 +166,13 @@ class WeightPort:
             return self._acting.version
 
     def broadcast(self) -> int:
-        """Send all buckets to the members of the group of this sender; returns their version."""
+        """Send all buckets to the members of the group of this sender; return their version."""
         return broadcast(self, self._group(), self._acting.device)
 
     # In
 
     def write(self, bucket: Bucket) -> int:
-        """Take a bucket into the buffer, or without one into force; returns its version.
+        """Write a bucket into the buffer, or without one into force; return its version.
 
         Requests wait from the first bucket of a version to its last one, where the buckets go into force.
 
@@ -192,7 +192,7 @@ class WeightPort:
         return bucket.version
 
     def receive(self, share: tuple[int, int] | None = None) -> int:
-        """Copy a bucket, or a share of it, out of the memory of ``map``; returns its version."""
+        """Copy a bucket, or a share of it, out of the memory of ``map``; return its version."""
         memory = self._require_mapped()
         if not isinstance(memory, SharedBucket):
             raise ProtocolError("the memory that is mapped is no memory to receive from")
@@ -200,7 +200,7 @@ class WeightPort:
         return self.write(bucket if share is None else bucket.share(*share))
 
     def receive_broadcast(self) -> int:
-        """Take all buckets that the sender of this policy's group broadcasts; returns their version."""
+        """Receive all buckets that the sender of this policy's group broadcasts; return their version."""
         return receive_broadcast(self, self._group(), self._acting.device)
 
     def filling(self, layout: Layout, version: int, run: Run) -> AbstractContextManager[torch.Tensor] | None:
@@ -329,7 +329,7 @@ class WeightPort:
     # The buffer, and into force
 
     def use(self, buffer: VersionBuffer | None) -> None:
-        """Let weights wait in a buffer until they are announced; None makes one of this policy's own."""
+        """Use a buffer, in which weights wait until they are announced; None makes one of this policy's own."""
         layout = self.layout()
         if buffer is None:
             device = self._acting.device if self._on_device else "cpu"
@@ -343,7 +343,7 @@ class WeightPort:
             threading.Thread(target=self._updater.run, name="weight updater", daemon=True).start()
 
     def end_buffer(self) -> None:
-        """Let weights go straight into force."""
+        """Put weights straight into force from now on."""
         if self._buffer is not None:
             with self._gate.update():
                 self.own_memory()
@@ -370,7 +370,7 @@ class WeightPort:
         self._gate.wait_for(lambda: self._acting.version >= version or self.failure is not None)
 
     def forget_version(self) -> None:
-        """Take the next version whatever its number; until then no request is answered."""
+        """Accept the next version whatever its number; until then no request is answered."""
         with self._gate.update():
             self._acting.version = -1
 

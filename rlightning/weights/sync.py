@@ -89,7 +89,7 @@ def by_handle(deliveries: Sequence[Delivery], bucket: int | None, timeout_s: flo
 
 
 def by_broadcast(deliveries: Sequence[Delivery], bucket: int | None, timeout_s: float | None) -> list[int]:
-    """Let each sender broadcast all buckets to its receivers by their group, when the first one is due."""
+    """Broadcast all buckets of each sender to its receivers by their group, when the first one is due."""
     if bucket:
         return []
     calls = [Call(sender.part(PORT), WeightPort.broadcast) for sender in _senders(deliveries)]
@@ -148,11 +148,11 @@ class NodeMemory:
         self._receivers = [open_channels(one.receivers, CHANNEL, timeout_s) for one in self._deliveries]
 
     def write(self, bucket: int | None) -> list[Future[Any]]:
-        """Have the learners write a bucket, without waiting for them."""
+        """Start to write a bucket at the learners, without waiting for them."""
         return [channel.call(Hooks.send_weights, (), *_argument(bucket)) for channel in self._senders]
 
     def read(self, written: Sequence[Future[Any]], timeout_s: float | None) -> list[int]:
-        """Have the eval policies copy what was written; returns the versions of all."""
+        """Copy what was written at the eval policies; return the versions of all."""
         sent = gather(written, timeout_s)
         calls = [
             channel.call(Hooks.recv_weights_ipc, None, share)
@@ -283,7 +283,7 @@ class NewMemory:
 
 
 def make_memory(wanted: Sequence[NewMemory], timeout_s: float | None) -> None:
-    """Have memory made and mapped; no file is left behind, also where that fails.
+    """Make and map memory; no file is left behind, also where that fails.
 
     It stays a future: what the policies of a node map is not for this process, which may be on another machine.
 

@@ -77,19 +77,19 @@ def build_transfer_info_for_colocated(train_list: Sequence[Any], eval_list: Sequ
 def build_transfer_info_for_disaggregated(
     placement_info: Placement, weight_buffer_strategy: str
 ) -> tuple[dict[str, list[str]], TransferInfo]:
-    """Let every node with eval policies be served by one node with train policies.
+    """Choose for every node with eval policies one node with train policies that serves it.
 
     A node with both serves itself. The others are spread round robin over the nodes that have just train policies, or
     over those with both where there are no such nodes.
 
     Args:
-        placement_info: Who lives where.
+        placement_info: The policies of each node.
         weight_buffer_strategy: One of ``STRATEGIES``.
 
     Returns:
         Node of the senders -> receiving nodes; and node of the senders -> one item per receiving node with ``sender``
         (the node's train policies take turns), ``receiver`` (the eval policies that are sent to) and ``intra_node``.
-        With "Shared" the first eval policy of another node receives for all of them, and nobody does on the sender's
+        With "Shared" the first eval policy of another node receives for all of them, and none does on the sender's
         own node: there the sender writes into the shared memory itself.
 
     Raises:
@@ -102,7 +102,7 @@ def build_transfer_info_for_disaggregated(
     servers = [node for node in placement_info if trains[node] and not evals[node]] or mixed
     waiting = [node for node in placement_info if evals[node] and not trains[node]]
     if waiting and not servers:
-        raise ConfigError("No train policy found: eval policies have nobody to get their weights from")
+        raise ConfigError("No train policy found: eval policies have no source of weights")
     router_map: dict[str, list[str]] = {node: [node] for node in mixed}
     for turn, node in enumerate(waiting):
         router_map.setdefault(servers[turn % len(servers)], []).append(node)
