@@ -19,7 +19,6 @@ from rlightning.observability.timer import Timer
 from rlightning.policy.coroutines import CoroutineThread
 from rlightning.policy.memory import Part
 from rlightning.types import EnvRet, PolicyResponse, Tree
-from rlightning.types.tensors import concat_rows
 from rlightning.types.tree import split_rows, to_numpy, tree_leaves, tree_map
 from rlightning.weights.gate import RolloutGate
 
@@ -328,6 +327,37 @@ def _join_ids(request: _Request, env_rets: Sequence[EnvRet]) -> torch.Tensor:
 
 def _join_row_numbers(request: _Request, env_rets: Sequence[EnvRet]) -> torch.Tensor:
     return torch.cat([torch.arange(ret.num_envs) for ret in env_rets]).to(request._device)
+
+
+def owned_tensor(leaf: Any, device: str = "cpu") -> torch.Tensor:
+    """Copy an array or tensor into a tensor on ``device`` that shares no memory."""
+    if type(leaf) is np.ndarray:
+        tensor = torch.from_numpy(leaf.copy())
+        return tensor if device == "cpu" else tensor.to(device)
+    return leaf.to(device, copy=True) if isinstance(leaf, torch.Tensor) else torch.tensor(leaf, device=device)
+
+
+def concat_rows(trees: Sequence[Tree], device: str = "cpu") -> Tree:
+    """Join trees of arrays along axis 0 into owned tensors on ``device``.
+
+    Raises:
+        ValueError, TypeError, KeyError, RuntimeError: If they differ in anything but the number of rows. Two dtypes
+            would be promoted to a third one otherwise.
+    """
+    first = trees[0]
+    if len(trees) == 1:
+        if type(first) is np.ndarray:
+            return owned_tensor(first, device)
+        return tree_map(lambda leaf: owned_tensor(leaf, device), first)
+
+    def join(*leaves: Any) -> torch.Tensor:
+        if isinstance(leaves[0], torch.Tensor):
+            if len({leaf.dtype for leaf in leaves}) > 1:
+                raise TypeError("tensors of different dtypes")
+            return torch.cat(leaves).to(device)
+        return torch.from_numpy(np.concatenate(leaves, dtype=leaves[0].dtype, casting="no")).to(device)
+
+    return tree_map(join, first, *trees[1:])
 
 
 _JOINS: dict[str, Callable[[_Request, Sequence[EnvRet]], Any]] = {

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlightning.types.tensors import concat_rows, owned_tensor
+from rlightning.policy.answering import concat_rows, owned_tensor
 from rlightning.types.tree import split_rows, to_numpy, tree_leaves, tree_map
 
 
