@@ -51,11 +51,7 @@ def test_a_run_learns_what_the_loop_written_by_hand_learns(monkeypatch, tmp_path
     assert loop.returns, "no episode was cut"
 
     # The same draws, in the order of the loop: noise at each step, then the orders of the rows.
-    def minibatches(self, rows):
-        for _ in range(settings.epochs):
-            yield from rows.take(torch.randperm(len(rows))).minibatches(self.train_config.batch_size)
-
-    monkeypatch.setattr(PPO, "_minibatches", minibatches)
+    monkeypatch.setattr(PPO, "shared_generator", None)
     monkeypatch.setattr(DiagonalGaussian, "_noise", lambda self, generator: torch.randn_like(self.mean))
     monkeypatch.setattr(env_worker, "sub_env_seeds", lambda *_: [SEED + i for i in range(settings.num_envs)])
     there = [f"train.save_dir={tmp_path}", f"env.name={settings.env_id}"]
