@@ -193,15 +193,6 @@ class BasePolicy(nn.Module, ABC):
             Metrics, name -> number.
         """
 
-    def compiled(self, function: Callable[P, R]) -> Callable[P, R]:
-        """Return a function that torch compiles where ``policy.compile`` is set; else the function itself.
-
-        Call it once, in ``setup_optimizer`` or ``construct_network``, for what is called many times with arguments of a
-        few shapes; pass a function and not a bound method, which would keep this policy alive. The first call, which
-        compiles, is logged and timed as ``compile``. On a GPU the calls are replayed as graphs of kernels.
-        """
-        return compile_at_first_call(function, self.device, self._timer) if self.config.compile else function
-
     def postprocess(
         self, env_ret: EnvRet | None = None, policy_resp: PolicyResponse | None = None
     ) -> PolicyResponse | None:
@@ -249,16 +240,7 @@ class BasePolicy(nn.Module, ABC):
     def envs_changed(self) -> None:
         """Drop what refers to the envs whose data came so far: from now on, data come from other envs."""
 
-    # Life
-
-    def set_seed(self, seed: int, index: int = 0) -> None:
-        """Let all randomness of this policy follow from a seed; call it before ``init_train`` or ``init_eval``.
-
-        Args:
-            seed: Seed of the run: networks of all policies start equal.
-            index: Index of this policy in its role: their sampling differs.
-        """
-        self._generators.set_seed(seed, index, role=0 if self.role_type is PolicyRole.TRAIN else 1)
+    # What an author calls
 
     @property
     def generator(self) -> torch.Generator:
@@ -269,6 +251,42 @@ class BasePolicy(nn.Module, ABC):
     def shared_generator(self) -> torch.Generator:
         """Draws alike on all train policies; for ``train`` and ``update_dataset`` only, equally often on each."""
         return self._generators.shared
+
+    def compiled(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Return a function that torch compiles where ``policy.compile`` is set; else the function itself.
+
+        Call it once, in ``setup_optimizer`` or ``construct_network``, for what is called many times with arguments of a
+        few shapes; pass a function and not a bound method, which would keep this policy alive. The first call, which
+        compiles, is logged and timed as ``compile``. On a GPU the calls are replayed as graphs of kernels.
+        """
+        return compile_at_first_call(function, self.device, self._timer) if self.config.compile else function
+
+    @property
+    def peers(self) -> Group:
+        """The train policies that learn with this one; a group of one where it learns alone."""
+        return self._data_parallel.peers
+
+    def average_backward(self, loss: torch.Tensor | None, samples: float) -> None:
+        """Run a backward pass; the gradients become those of the mean over the samples of all train policies.
+
+        A plain ``loss.backward()`` averages as well, but lets all train policies count the same.
+
+        Args:
+            loss: A mean over samples; None where this policy has none in this step, since the others wait for it.
+            samples: How many they are.
+        """
+        self._data_parallel.backward(loss, samples)
+
+    # Life
+
+    def set_seed(self, seed: int, index: int = 0) -> None:
+        """Let all randomness of this policy follow from a seed; call it before ``init_train`` or ``init_eval``.
+
+        Args:
+            seed: Seed of the run: networks of all policies start equal.
+            index: Index of this policy in its role: their sampling differs.
+        """
+        self._generators.set_seed(seed, index, role=0 if self.role_type is PolicyRole.TRAIN else 1)
 
     def init_train(self, train_config: TrainConfig, env_meta: EnvMeta | None = None) -> None:
         """Build networks and optimizer for learning.
@@ -327,33 +345,6 @@ class BasePolicy(nn.Module, ABC):
         set_mode(self, training=False)
         return self
 
-    # Rollout
-
-    def _rollout(self, env_ret: EnvRet, **options: Any) -> PolicyResponse:
-        """Answer one env worker; see ``_rollout_batch``."""
-        return self._rollout_batch(env_ret, **options)[0]
-
-    def _rollout_async(self, env_ret: EnvRet, **options: Any) -> PolicyResponse:
-        """Answer one env worker; several threads may call this at a time."""
-        return self._rollout(env_ret, **options)
-
-    def _rollout_batch(
-        self,
-        *env_rets: EnvRet,
-        evaluation: bool = False,
-        deterministic: bool = False,
-        at_least: int = -1,
-        env_ids: Sequence[Any] = (),
-    ) -> list[PolicyResponse]:
-        """Answer several env workers by one forward pass, once version ``at_least`` of the weights is in force."""
-        if self.version < at_least:
-            self._weight_port.wait_for_version(at_least)
-        return self._answering.answer(self, env_rets, evaluation, deterministic, env_ids)
-
-    def _postprocess(self, env_ret: EnvRet | None = None, policy_resp: PolicyResponse | None = None) -> Any:
-        """Run the author's ``postprocess`` on one env worker's data; returns arrays on the host."""
-        return self._answering.finish(self, env_ret, policy_resp)
-
     # Checkpoints
 
     def get_training_state(self) -> dict[str, Any]:
@@ -399,7 +390,32 @@ class BasePolicy(nn.Module, ABC):
         if reset:
             self._timer.reset()
 
-    # Called by the group
+    # Requests and training
+
+    def _rollout(self, env_ret: EnvRet, **options: Any) -> PolicyResponse:
+        """Answer one env worker; see ``_rollout_batch``."""
+        return self._rollout_batch(env_ret, **options)[0]
+
+    def _rollout_async(self, env_ret: EnvRet, **options: Any) -> PolicyResponse:
+        """Answer one env worker; several threads may call this at a time."""
+        return self._rollout(env_ret, **options)
+
+    def _rollout_batch(
+        self,
+        *env_rets: EnvRet,
+        evaluation: bool = False,
+        deterministic: bool = False,
+        at_least: int = -1,
+        env_ids: Sequence[Any] = (),
+    ) -> list[PolicyResponse]:
+        """Answer several env workers by one forward pass, once version ``at_least`` of the weights is in force."""
+        if self.version < at_least:
+            self._weight_port.wait_for_version(at_least)
+        return self._answering.answer(self, env_rets, evaluation, deterministic, env_ids)
+
+    def _postprocess(self, env_ret: EnvRet | None = None, policy_resp: PolicyResponse | None = None) -> Any:
+        """Run the author's ``postprocess`` on one env worker's data; returns arrays on the host."""
+        return self._answering.finish(self, env_ret, policy_resp)
 
     def _update_dataset(self, data: TensorDictBase) -> int:
         """Pass data to the author; returns how many versions the oldest weights that acted in them are behind."""
@@ -410,24 +426,6 @@ class BasePolicy(nn.Module, ABC):
         """Run the training step of the author and count it."""
         self._tensors.require_init("train")
         return self._learning.train(self, *args, **kwargs)
-
-    # Data parallel: what train policies do together
-
-    @property
-    def peers(self) -> Group:
-        """The train policies that learn with this one; a group of one where it learns alone."""
-        return self._data_parallel.peers
-
-    def average_backward(self, loss: torch.Tensor | None, samples: float) -> None:
-        """Run a backward pass; the gradients become those of the mean over the samples of all train policies.
-
-        A plain ``loss.backward()`` averages as well, but lets all train policies count the same.
-
-        Args:
-            loss: A mean over samples; None where this policy has none in this step, since the others wait for it.
-            samples: How many they are.
-        """
-        self._data_parallel.backward(loss, samples)
 
     # Hooks of the contract, which a group calls on each of its policies; rlightning.policy.hooks describes them
 
