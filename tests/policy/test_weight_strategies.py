@@ -326,8 +326,10 @@ def test_a_broadcast_brings_the_same(mixed, strategy):
     assert seen(group) == [([3], 3)] * 3
 
 
-def test_several_local_policies_broadcast_in_one_process(policies):
-    learner, *others = policies("local", NumberedOfEveryKind)
+def test_several_local_policies_broadcast_in_one_process():
+    # New ones: those of the fixture may still be in groups with policies elsewhere, which takes long to leave.
+    roles = PolicyRole.TRAIN, *[PolicyRole.EVAL] * 3
+    learner, *others = (NumberedOfEveryKind(PolicyConfig(), role) for role in roles)
     group = PolicyGroup([learner], others, config_for("Double", "collective"), call_timeout_s=60)
     group.init(TRAIN)
     group.init_weight_buffer()
