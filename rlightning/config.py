@@ -293,7 +293,7 @@ class PoolConfig(FiniteSection):
     components: dict[Literal["train", "eval", "buffer", "env", "eval_env"], str] = Field(default_factory=dict)
     """Component -> places of its workers: "0-7, 8-15", or "all" to have them spread. With as many
     items as workers each worker has one item; otherwise the places are shared out evenly, in order. A component is in
-    one pool. Shards that are in none sit beside their train policies, evaluation envs in the pool of the envs, and envs
+    one pool. Shards that are in none are beside their train policies, evaluation envs in the pool of the envs, and envs
     that belong to an eval policy beside it."""
 
 

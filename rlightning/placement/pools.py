@@ -193,8 +193,8 @@ def _choose_nodes(cluster: Cluster, configs: Mapping[str, PoolConfig], problems:
             chosen[name] = [by_name[node] for node in dict.fromkeys(config.node_ids)]
     named = {node for config in configs.values() for node in config.node_ids}
     alone = [name for name, config in sorted(configs.items()) if not config.node_ids and not config.shares_with]
-    guests = [name for name, config in sorted(configs.items()) if not config.node_ids and config.shares_with]
-    for name in [*alone, *guests]:
+    sharing = [name for name, config in sorted(configs.items()) if not config.node_ids and config.shares_with]
+    for name in [*alone, *sharing]:
         config = configs[name]
         hosts = {node.name for other in config.shares_with for node in chosen.get(other, ())}
         free = [

@@ -102,7 +102,7 @@ ENV_TIES: Mapping[str, Tie | None] = {
     "device-colocate": "device",
     "process-colocate": "process",
 }
-"""``cluster.placement.env_strategy`` -> how close env workers sit to eval policies; None where they are not tied."""
+"""``cluster.placement.env_strategy`` -> how close env workers are to eval policies; None where they are not tied."""
 
 
 def tie_envs(requests: Sequence[WorkerRequest], tie: Tie) -> list[WorkerRequest]:
