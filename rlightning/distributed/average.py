@@ -64,7 +64,7 @@ class GradientAverage:
             self._samples = before
 
     def join(self) -> None:
-        """Take part in the average of a backward pass without having any sample; in place of the backward pass."""
+        """Average the gradients of a backward pass to which this rank has no sample, in place of the backward pass."""
         with self.weigh(0.0):
             self._average()
 

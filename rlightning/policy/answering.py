@@ -50,7 +50,7 @@ class Answering:
         self._met: set[tuple[Any, bool]] = set()
 
     def start_coroutines(self, name: str) -> None:
-        """Let requests overlap from now on, where the author awaits."""
+        """Allow requests to overlap from now on, where the author awaits."""
         if self._coroutines is None:
             self._coroutines = CoroutineThread(name)
 

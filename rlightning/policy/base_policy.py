@@ -280,7 +280,7 @@ class BasePolicy(nn.Module, ABC):
     # Life
 
     def set_seed(self, seed: int, index: int = 0) -> None:
-        """Let all randomness of this policy follow from a seed; call it before ``init_train`` or ``init_eval``.
+        """Seed all randomness of this policy; call it before ``init_train`` or ``init_eval``.
 
         Args:
             seed: Seed of the run: networks of all policies start equal.

@@ -36,7 +36,7 @@ class Generators:
         self.own, self.evaluation, self.shared = (torch.Generator(device) for _ in range(3))
 
     def set_seed(self, seed: int, index: int, role: int) -> None:
-        """Let all follow from a seed.
+        """Seed all generators.
 
         Args:
             seed: Seed of the run.
@@ -52,14 +52,14 @@ class Generators:
         self.shared.manual_seed(int(shared))
 
     def begin_evaluation(self, seed: int) -> None:
-        """Let all that is drawn in evaluations follow from a seed, also from the global ones until they are back."""
+        """Seed what evaluations draw, also from the global generators until they are returned."""
         self.evaluation.manual_seed(seed)
         if self._lent is None:  # else an evaluation failed
             self._lent = global_generators()
         seed_global_generators([seed])
 
     def end_evaluation(self) -> None:
-        """Let the global ones go on where they were lent."""
+        """Restore the global generators to where they were lent."""
         if self._lent is not None:
             set_global_generators(self._lent)
             self._lent = None

@@ -103,14 +103,14 @@ class GroupFormation:
         self.is_outdated = False
 
     def leave(self, handles: Sequence[WorkerHandle]) -> None:
-        """Let policies leave their groups; it is not waited for, since their processes may be gone."""
+        """Call policies to leave their groups, without waiting: their processes may be gone."""
         if self.generation:
             for handle in self._members.policies(handles):
                 handle.part("_communicator").call(Communicator.close)
 
 
 def _listen(policy: BasePolicy, is_on_one_node: bool) -> tuple[str, int]:
-    """Let the policy of rank 0 listen; overrides of ``_get_addr_and_port`` have no further parameter."""
+    """Open the rendezvous at the policy of rank 0; overrides of ``_get_addr_and_port`` have no further parameter."""
     if isinstance(policy, BasePolicy):
         policy._communicator.is_on_one_node = is_on_one_node
     return policy._get_addr_and_port()

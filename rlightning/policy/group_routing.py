@@ -84,7 +84,7 @@ class GroupRouting:
         return [[index(env_id), indices[handle]] for env_id, handle in homes if isinstance(env_id, SupportsIndex)]
 
     def restore_homes(self, homes: Sequence[Sequence[int]]) -> None:
-        """Let env workers go on with the policies of ``homes``."""
+        """Restore the policy of each env worker from ``homes``."""
         self._routes.clear()
         self._homes = {env_id: self._members.actors[i] for env_id, i in homes}
 

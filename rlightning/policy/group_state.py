@@ -109,7 +109,7 @@ class GroupState:
         return version
 
     def envs_changed(self) -> None:
-        """Let the train policies drop what refers to the envs so far: from now on, data come from other envs."""
+        """Drop what the train policies hold of the envs so far: from now on, data come from other envs."""
         self._members.call(self._members.learners, BasePolicy.envs_changed)
 
     def equalise_learners(self) -> None:

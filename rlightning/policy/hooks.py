@@ -70,7 +70,7 @@ def send_weights(
 
 
 def recv_weights(self: BasePolicy, payload: Bucket | None = None) -> int:
-    """Take weights into the buffer, or without one into force; see ``Hooks.recv_weights``."""
+    """Write weights into the buffer, or without one into force; see ``Hooks.recv_weights``."""
     if payload is None:
         return self._weight_port.receive_broadcast()
     is_whole_and_direct = payload.is_whole and not self._weight_port.is_buffered
@@ -83,13 +83,13 @@ def send_weights_ipc(self: BasePolicy) -> Bucket | int:
 
 
 def recv_weights_ipc(self: BasePolicy, payload: Bucket | None, share: tuple[int, int] | None = None) -> int:
-    """Take weights out of memory that a sender of this node writes into; see ``Hooks.recv_weights_ipc``."""
+    """Copy weights out of memory that a sender of this node writes into; see ``Hooks.recv_weights_ipc``."""
     self._tensors.require_init("recv_weights_ipc")
     return self._weight_port.receive(share) if payload is None else self.recv_weights(payload)
 
 
 def init_weight_buffer(self: BasePolicy, shared_weight_buffer: VersionBuffer | None = None) -> None:
-    """Let weights go into a buffer first, in force with the next update; see ``Hooks.init_weight_buffer``."""
+    """Make a buffer in which weights wait for the next update; see ``Hooks.init_weight_buffer``."""
     if self.role_type != "eval":
         raise ProtocolError(f"weight buffers are for policies of role 'eval'; this one is {self.role_type.value!r}")
     self._tensors.require_init("init_weight_buffer")

@@ -103,7 +103,7 @@ class PolicyGroup:
         return self._roles.pop(PolicyRole(role))
 
     def convert_train_to_eval(self, num: int) -> None:
-        """Let the last train policies act from now on; the others go on training where they are.
+        """Turn the last train policies into eval policies; the others go on training where they are.
 
         Args:
             num: How many; one train policy must be left.
@@ -115,7 +115,7 @@ class PolicyGroup:
         self._roles.convert(PolicyRole.EVAL, num, keep=1)
 
     def convert_eval_to_train(self, num: int) -> None:
-        """Let the last eval policies train from now on, with the weights, optimizer state and version of the others.
+        """Turn the last eval policies into train policies, with the weights, optimizer state and version of the others.
 
         Args:
             num: How many.
@@ -313,7 +313,7 @@ class PolicyGroup:
         return self._weights.send()
 
     def notify_update_weights(self) -> None:
-        """Let the eval policies act with the weights that were sent last."""
+        """Announce the weights that were sent last to the eval policies, which put them in force."""
         self._weights.announce()
 
     @property
@@ -404,7 +404,7 @@ class PolicyGroup:
 
     @contextmanager
     def evaluating(self, seed: int) -> Iterator[None]:
-        """Let all that is drawn inside follow from a seed; no generator of training, not even a global one, moves."""
+        """Seed what is drawn inside; no generator of training, not even a global one, moves."""
         kept = global_generators()
         parts = [handle.part("_generators") for handle in self._members.policies(self._members.actors)]
         self._members.call_each(parts, Generators.begin_evaluation, range(seed, seed + len(parts)))

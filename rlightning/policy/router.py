@@ -76,7 +76,7 @@ class NodeAffinityRouter:
 
 
 def stick(router: Router, env_ids: Sequence[int], loads: Sequence[int], homes: Mapping[int, int]) -> list[int]:
-    """Let env workers stay with the policies that keep their state, and have a router choose for the others.
+    """Keep env workers at the policies that hold their state; a router chooses for the others.
 
     Args:
         router: Chooses for env workers without a home.

@@ -30,15 +30,18 @@ def lines_by_room(files: Iterable[SourceFile]) -> dict[str, int]:
 
 
 def methods(file: SourceFile, name: str) -> list[str]:
-    """List the methods and properties that a class of a file defines itself; a setter is none of its own.
+    """List what can be called on a class of a file: methods, properties, and aliases; a setter is none of its own.
 
     Raises:
         LookupError: If the file has no such class.
     """
     for node in ast.walk(file.tree):
         if isinstance(node, ast.ClassDef) and node.name == name:
-            defined = (each.name for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef))
-            return list(dict.fromkeys(defined))
+            defined = [each.name for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
+            aliases = [
+                each for each in node.body if isinstance(each, ast.Assign) and isinstance(each.value, ast.Attribute)
+            ]
+            return list(dict.fromkeys([*defined, *(ast.unparse(alias.targets[0]) for alias in aliases)]))
     raise LookupError(f"{file.name} has no class {name}")
 
 
@@ -80,7 +83,7 @@ def _imported(file: SourceFile) -> set[str]:
     return found
 
 
-def test_lines() -> int:
+def lines_of_tests() -> int:
     """Count the lines of the tests."""
     return sum(len(path.read_text("utf-8").splitlines()) for path in (ROOT / "tests").rglob("*.py"))
 
@@ -92,7 +95,7 @@ def main() -> None:
     for name, count in sorted(lines_by_room(files).items(), key=lambda item: -item[1]):
         print(f"{count:7,}  {name}")
     print(f"{sum(map(lines, files)):7,}  the package, in {len(files)} files")
-    print(f"{test_lines():7,}  the tests")
+    print(f"{lines_of_tests():7,}  the tests")
     for name, path in (("BasePolicy", "policy/base_policy.py"), ("PolicyGroup", "policy/policy_group.py")):
         print(f"{lines(by_name[path]):7,}  {path}; {name} has {len(methods(by_name[path], name))} methods")
     longest = max(files, key=lines)

@@ -13,18 +13,7 @@ from tests.architecture.source import SourceFile, source_files
 PERSONS = re.compile(r"\b(who|whoever|whom|somebody|someone|nobody|no one|everybody|everyone|anybody|anyone)\b", re.I)
 PEOPLE = re.compile(r"\b(users?|authors?|readers?|people) who\b", re.I)
 VAGUE_STARTS = re.compile(r"\s*(give|take|have|tell|say|let)s?\b|\s*has\b", re.I)
-NOT_YET = (
-    "buffer",
-    "distributed",
-    "engine",
-    "env/env_group.py",
-    "env/faults.py",
-    "env/replacement.py",
-    "policy",
-)
-"""Rooms and files that have not been revised."""
-
-FILES = [file for file in source_files() if not file.name.startswith(NOT_YET)]
+FILES = source_files()
 PAGES: list[Path] = []
 
 
