@@ -30,9 +30,12 @@ nitpicky = True
 nitpick_ignore_regex = [
     (
         r"py:.*",
-        r"(abc|annotated_types|collections|enum|gym|gymnasium|np|numpy|pathlib|pydantic|rich|tensordict|torch|types|typing)\..*",
+        r"(abc|annotated_types|collections|contextlib|enum|gym|gymnasium|np|numpy|pathlib|pydantic|rich|tensordict|torch|types|typing)\..*",
     ),
-    (r"py:.*", r"(Any|Callable|ClassVar|Path|Protocol|Tensor|TensorDict(Base)?|nn\..*|dict\[str|tuple\[int)"),
+    (
+        r"py:.*",
+        r"(AbstractContextManager|Any|Callable|ClassVar|Path|Protocol|Tensor|TensorDict(Base)?|nn\..*|dict\[str|tuple\[int)",
+    ),
     (r"py:.*", r"(.*\.)?(P|R|T|T_co|OptionsT)"),  # type variables
     (r"py:.*", r"(.*\.)?(Activation|Amount|BoxActions|FreeForm|Kind|NamedTensors|Tree|WholeRange)"),  # names of types
     (r"py:.*", r".*\._\w+"),
