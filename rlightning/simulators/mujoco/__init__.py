@@ -1,1 +1,1 @@
-"""MuJoCo: worlds stepped in native batches, and what Gymnasium's own envs need beyond Gymnasium."""
+"""MuJoCo: worlds in native batches, and support for Gymnasium's MuJoCo envs."""

@@ -1,4 +1,4 @@
-"""How hard a task is, by how long or how well it was practised."""
+"""Curriculum: the level of difficulty of each sub-env, by training steps or by success."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from rlightning.simulators.mujoco.worlds import Array, Worlds
 
 
 class CurriculumOptions(Section):
-    """A level from 0 to 1 per sub-env, which tasks can read and with which all ranges of randomisation widen."""
+    """A level from 0 to 1 per sub-env. Tasks can read it, and all ranges of randomisation widen with it."""
 
     follows: Literal["steps", "success"] = "steps"
-    """"steps": the level rises evenly with the steps of the sub-env. "success": it rises with each episode that the
-    task calls a success, and falls with each other one."""
+    """"steps": the level rises linearly with the steps of the sub-env. "success": it rises with each successful episode
+    (``Task.succeeded``), and falls with each other one."""
     start: float = Field(0.0, ge=0, le=1)
     """Level at the beginning of the run."""
     steps: int = Field(100_000, ge=1)
-    """Steps of each sub-env from there to level 1 ("steps")."""
+    """Steps of each sub-env from the start to level 1 ("steps")."""
     rise: float = Field(0.05, gt=0, le=1)
-    """How much the level rises by a success ("success")."""
+    """Rise of the level per successful episode ("success")."""
     fall: float = Field(0.05, ge=0, le=1)
-    """How much it falls by an episode without one ("success")."""
+    """Fall of the level per other episode ("success")."""
 
 
 class Curriculum:
-    """Keeps the level of each world. Evaluations are at level 1.
+    """Updates the level of each world. Evaluations are at level 1.
 
     Attributes:
         practised: Steps of each sub-env so far.
@@ -43,8 +43,8 @@ class Curriculum:
         """Count a step of all worlds.
 
         Args:
-            ended: Where it ended an episode, [N] bool.
-            succeeded: Which of those were a success, [N] bool.
+            ended: True where an episode ended, [N] bool.
+            succeeded: True where that episode was a success, [N] bool.
         """
         options, level = self._options, self._worlds.level
         self.practised += 1
@@ -56,9 +56,9 @@ class Curriculum:
         np.clip(level, 0.0, 1.0, out=level)
 
     def get_state(self) -> dict[str, Any]:
-        """Return the levels."""
+        """Return the levels and the number of steps."""
         return {"level": self._worlds.level.copy(), "practised": self.practised}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on with the levels of a state."""
+        """Restore a state of ``get_state``."""
         self._worlds.level[:], self.practised = state["level"], state["practised"]

@@ -1,4 +1,4 @@
-"""Quick pictures of MuJoCo's worlds. MuJoCo is imported only to draw."""
+"""Fast rendering of MuJoCo worlds. MuJoCo is imported on the first frame."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 def prepare_to_draw(env: Any) -> None:
-    """Make the camera follow the robot, and leave out shadows, reflections and smoothed edges.
+    """Set the camera to follow the robot, and turn off shadows, reflections and antialiasing.
 
-    A camera of the model that tracks a body is used, "track" first; without one, the free camera follows the root body
-    of a robot that can move away. A camera that the user chose stays. Without a GPU, what is left out would take ten
-    times as long as all the rest of a picture.
+    A camera of the model that tracks a body is used, "track" first. Without such a camera, the free camera follows the
+    root body of a robot that can move away. A camera that the user chose is kept. Without a GPU, the effects that are
+    turned off take ten times as long as the rest of a frame.
     """
     renderer = getattr(env, "mujoco_renderer", None)
     if renderer is None:
@@ -40,12 +40,12 @@ def prepare_to_draw(env: Any) -> None:
     root = find_root(env.model)
     if root is not None and "lookat" not in (renderer.default_cam_config or {}):
         viewer.cam.type, viewer.cam.trackbodyid = mujoco.mjtCamera.mjCAMERA_TRACKING, root
-        # Any number would make it a free or a fixed camera again.
+        # A number would make it a free or a fixed camera again.
         renderer.camera_id = None
 
 
 def find_tracking_camera(model: Any) -> int | None:
-    """Return the number of a camera that moves with a body, "track" before others; None without one."""
+    """Return the index of a camera that moves with a body, "track" before others; None without one."""
     import mujoco
 
     kinds = mujoco.mjtCamLight
@@ -57,7 +57,7 @@ def find_tracking_camera(model: Any) -> int | None:
 
 
 def find_root(model: Any) -> int | None:
-    """Return the number of the first body with joints if these let it move away; None otherwise."""
+    """Return the index of the first body with joints if its joints permit translation; None otherwise."""
     import mujoco
 
     if not model.njnt:
@@ -68,15 +68,15 @@ def find_root(model: Any) -> int | None:
 
 
 class Picture:
-    """Draws one world.
+    """Renders one world.
 
     Attributes:
-        model: Its model.
-        data: Its state, to be written into.
+        model: The model of the world.
+        data: The state to render; the caller writes into it.
         mujoco_renderer: Gymnasium's renderer.
 
     Raises:
-        MissingDependency: If a package that drawing needs is not installed.
+        MissingDependency: If a package that rendering needs is not installed.
     """
 
     def __init__(self, model: Any, options: TaskOptions, camera: Mapping[str, Any] | None) -> None:
@@ -87,7 +87,7 @@ class Picture:
         except (ImportError, gym.error.DependencyNotInstalled) as error:
             raise MissingDependency(f"drawing needs a package: {error}") from error
         self.model, self.data = model, mujoco.MjData(model)
-        # Pictures are drawn into memory of this size; what the model has may be smaller.
+        # The offscreen buffer has this size; the model's may be smaller.
         screen = model.vis.global_
         screen.offwidth, screen.offheight = max(screen.offwidth, options.width), max(screen.offheight, options.height)
         self.mujoco_renderer = MujocoRenderer(
@@ -107,7 +107,7 @@ class Picture:
         prepare_to_draw(self)
 
     def draw(self) -> np.ndarray[Any, Any]:
-        """Draw what ``data`` holds, [height, width, 3] uint8."""
+        """Render ``data``, [height, width, 3] uint8."""
         return np.array(self.mujoco_renderer.render("rgb_array"))
 
     def close(self) -> None:

@@ -1,8 +1,7 @@
-"""The backend ``mujoco``: tasks of robots in native batches."""
+"""The backend ``mujoco``: robot tasks in native batches."""
 
 from __future__ import annotations
 
-import difflib
 import logging
 import os
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ import numpy as np
 
 from rlightning.config import EnvConfig
 from rlightning.env.base_env import BaseEnv
-from rlightning.errors import CheckpointError, ConfigError, Problem, ShapeError
+from rlightning.errors import CheckpointError, ConfigError, Problem, ShapeError, nearest_name
 from rlightning.registry import lookup
 from rlightning.simulators.mujoco.curriculum import Curriculum
 from rlightning.simulators.mujoco.drawing import Picture
@@ -35,25 +34,24 @@ from rlightning.types import EnvMeta, EnvRet, PolicyResponse
 logger = logging.getLogger(__name__)
 
 _WORK_PER_THREAD_S = 100e-6
-"""Seconds of physics that make a thread worth its while; handing work to one takes some 50 microseconds."""
+"""Least physics per thread, in seconds; handing work to a thread takes about 50 microseconds."""
 
 
 class MujocoEnv(BaseEnv):
-    """N worlds of one task; those whose episode ended start the next one in the same step.
+    """N worlds of one task; a world whose episode ended starts the next one in the same step.
 
-    ``config.name`` is a task: one of Gymnasium's (``HalfCheetah-v5``), or one that a module under ``imports:``
-    registered by ``@register("mujoco_task", name)``. ``config.env_kwargs`` are its options: ``TaskOptions`` and those
-    of the task.
+    ``config.name`` is a task of Gymnasium (``HalfCheetah-v5``), or one that a module under ``imports:`` registered by
+    ``@register("mujoco_task", name)``. ``config.env_kwargs`` are its options: ``TaskOptions`` and those of the task.
 
-    Each sub-env has two random generators, one for starts and one for all that is randomised: the start states of a
-    seed are those of Gymnasium's env with that seed, and remain so whatever is randomised.
+    Each sub-env has two random generators, one for start states and one for randomisation. With a given seed, the start
+    states are therefore those of Gymnasium's env, with and without randomisation.
 
     Attributes:
         task: The task.
-        worlds: Its worlds.
+        worlds: The worlds.
 
     Raises:
-        ConfigError: If there is no such task, or its options or its model are wrong.
+        ConfigError: If there is no such task, or its options or its model are not valid.
     """
 
     def __init__(self, config: EnvConfig) -> None:
@@ -157,7 +155,7 @@ class MujocoEnv(BaseEnv):
         if worlds.unstable:
             terms = {name: np.where(worlds.is_unstable, 0.0, term) for name, term in terms.items()}
         self.logged_info = (*terms, "curriculum_level") if self._curriculum else tuple(terms)
-        # Terms may be views of what a start writes into.
+        # Terms may be views of arrays that a new start overwrites.
         reward = sum(terms.values())
         info = self._info(terms)
         if self._curriculum is not None:
@@ -169,7 +167,7 @@ class MujocoEnv(BaseEnv):
         if self._late_observations is not None:
             observation = self._late_observations(observation)
         if any_ended:
-            # Starting anew writes into what the task may have given views of.
+            # A new start overwrites arrays of which the task may have returned views.
             final, info = observation.copy(), {name: value.copy() for name, value in info.items()}
             observation = self._begin(np.flatnonzero(ended).tolist())
         return EnvRet(observation, reward, terminated, truncated, self._never, final, info)
@@ -201,7 +199,7 @@ class MujocoEnv(BaseEnv):
         return np.asarray(succeeded & ~self.worlds.is_unstable)
 
     def _note_unstable(self) -> None:
-        """Log the simulations that failed, each time that there are twice as many."""
+        """Log which simulations failed, each time that their number has doubled."""
         rows = self.worlds.unstable
         before, self._failures = self._failures, self._failures + len(rows)
         if before.bit_length() < self._failures.bit_length():
@@ -214,7 +212,7 @@ class MujocoEnv(BaseEnv):
             )
 
     def _begin(self, rows: list[int]) -> Array:
-        """Start new episodes in some worlds; gives the observations of all."""
+        """Start new episodes in some worlds; return the observations of all worlds."""
         variations = self._streams(self._variations, rows)
         for part in self._drawn:
             part.begin(rows, variations)
@@ -251,7 +249,7 @@ class MujocoEnv(BaseEnv):
         return Streams([generators[row] for row in rows], worlds.level[rows], rows, worlds.variables)
 
     def _neutral_actions(self, rows: list[int]) -> Array:
-        """Return the actions that hold the start of some worlds, [K, nu]."""
+        """Return the actions that hold some worlds at their start positions, [K, nu]."""
         held = self.task.init_ctrl
         if held is None:
             assert self.worlds.neutral is not None
@@ -298,7 +296,7 @@ class MujocoEnv(BaseEnv):
                 array[:] = state["read"][name]
             self.worlds.action[:] = state["action"]
             self._ages[:] = state["ages"]
-            # States of 0.1.0 have none.
+            # States of 0.1.0 have no variables.
             self.worlds.variables.set_state(state.get("variables", {}))
             for rngs, states in (
                 (self._generators, state["generators"]),
@@ -331,13 +329,13 @@ def _find_task(name: str) -> type[Task[Any]]:
 
 
 def _require_one_per_world(name: str, value: Any, shape: tuple[int, ...]) -> None:
-    """Refuse what a task gave in another shape, which would be spread over the worlds or end in a riddle."""
+    """Refuse a result of a task in another shape, which would be broadcast or fail later with an unclear error."""
     if getattr(value, "shape", ()) != shape:
         raise ShapeError(f"{name} has shape {list(np.shape(value))}, {list(shape)} expected: one value per world")
 
 
 def _threads(options: TaskOptions, config: EnvConfig, model: Any) -> int:
-    """Return the number of threads that step: the cores that are left to each worker, at most one per piece of work."""
+    """Return the number of threads: this worker's share of the cores, limited by the amount of work."""
     if options.threads != "auto":
         return max(1, options.threads)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
@@ -347,7 +345,7 @@ def _threads(options: TaskOptions, config: EnvConfig, model: Any) -> int:
 
 
 def _widths(observed: Any, num_envs: int) -> dict[str, int]:
-    """Check that a task observes one row per world; returns the numbers of a row by term."""
+    """Check that a task observes one row per world; return the width of each term."""
     terms = observed if isinstance(observed, dict) else {"observation": observed}
     for name, term in terms.items():
         shape = np.shape(term)
@@ -358,9 +356,9 @@ def _widths(observed: Any, num_envs: int) -> dict[str, int]:
 
 
 def _control_bounds(model: Any) -> tuple[Array, Array]:
-    """Return the lowest and the highest value of each control, [nu] each; none where the model sets no range."""
+    """Return the lowest and the highest value of each control, [nu] each; infinite if the model sets no range."""
     low, high = model.actuator_ctrlrange.T.copy()
-    # Where there is no range MuJoCo stores one from 0 to 0, to which a policy would cut its actions.
+    # For a control without a range MuJoCo stores one from 0 to 0, to which a policy would clip its actions.
     free = (model.actuator_ctrllimited == 0) & (low == 0.0) & (high == 0.0)
     low[free], high[free] = -np.inf, np.inf
     return low, high
@@ -369,7 +367,7 @@ def _control_bounds(model: Any) -> tuple[Array, Array]:
 def _action_map(
     options: TaskOptions, model: Any, task: Task[Any]
 ) -> tuple[tuple[Array, Array] | None, tuple[Array, Array]]:
-    """Return offset and scale of actions, [nu] each, or None where actions are controls; and the bounds of actions."""
+    """Return offset and scale of actions, [nu] each (None if actions are controls), and the bounds of actions."""
     if options.scale_actions:
         return _action_scale(model), (-np.ones(model.nu), np.ones(model.nu))
     if options.action_scale is None and options.action_offset is None:
@@ -396,15 +394,9 @@ def _by_control(model: Any, values: dict[str, float], default: float, option: st
     names = [_control_name(model, i) for i in range(model.nu)]
     unknown = [name for name in values if name not in names]
     if unknown:
-        path = f"env.env_kwargs.{option}"
-        nearest = difflib.get_close_matches(unknown[0], names, n=1)
-        raise ConfigError(
-            Problem(
-                f"{path}.{unknown[0]}",
-                f"the model has no such actuator; it has {', '.join(names)}",
-                suggestion=f"{path}.{nearest[0]}" if nearest else "",
-            )
-        )
+        path = f"env.env_kwargs.{option}."
+        message = f"the model has no such actuator; it has {', '.join(names)}"
+        raise ConfigError(Problem(path + unknown[0], message, suggestion=nearest_name(unknown[0], names, path)))
     return np.array([values.get(name, default) for name in names])
 
 

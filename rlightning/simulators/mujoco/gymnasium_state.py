@@ -1,4 +1,4 @@
-"""The state of Gymnasium's MuJoCo envs, which lies in MuJoCo's memory."""
+"""The state of Gymnasium's MuJoCo envs, which is in MuJoCo's own structures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SCALARS = (
 
 
 def model_digest(env: Any) -> str:
-    """Hash all numbers of an env's model; empty where it has none. Domain randomisation changes them."""
+    """Return a hash of all arrays of an env's model, which domain randomisation changes; empty without a model."""
     model = getattr(env, "model", None)
     if type(model).__module__.partition(".")[0] != "mujoco":
         return ""
@@ -42,9 +42,9 @@ def _array_names(struct: Any) -> list[str]:
 def _capture_data(data: Any) -> dict[str, Any]:
     """Copy all arrays of an MjData that have a fixed size.
 
-    The positions and velocities would not do: what Gymnasium's envs observe (body positions, contact forces) is older
-    than they are by one integration step. Arrays in the arena (contacts, constraints) are empty in a fresh MjData;
-    the next step computes them anew before it uses them.
+    Positions and velocities are not enough: Gymnasium's envs observe derived quantities (body positions, contact
+    forces) of the integration step before. Arrays in the arena (contacts, constraints) are empty in a new MjData; the
+    next step computes them before it uses them.
     """
     if data.nplugin:
         raise NotStorable("MuJoCo's plugins keep a state of their own")

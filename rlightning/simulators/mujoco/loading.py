@@ -1,4 +1,4 @@
-"""Model files: where they lie, and loading them without noise. MuJoCo is imported only to load one."""
+"""Loading of model files. MuJoCo is imported on the first load."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from rlightning.errors import ConfigError, Problem
 
 @contextmanager
 def quiet_loading() -> Iterator[None]:
-    """Drop MuJoCo's notes that a model file uses a deprecated attribute; other warnings become Python's.
+    """Drop MuJoCo's notes on deprecated attributes in a model file, and turn its other warnings into Python warnings.
 
-    MuJoCo writes them to the terminal and into a file in the working directory, for each model that it loads.
+    By default MuJoCo writes both to the terminal and into a file in the working directory, for each model it loads.
     """
     mujoco = sys.modules.get("mujoco")
     if mujoco is None:
@@ -40,8 +40,7 @@ def load_model(xml_file: str) -> Any:
     """Load a model.
 
     Args:
-        xml_file: A path; or, as in Gymnasium, the name of one of the files that it comes with. A path begins with
-            ``/``, ``.`` or ``~``.
+        xml_file: A path, which begins with ``/``, ``.`` or ``~``; or the name of a model file of Gymnasium.
 
     Raises:
         ConfigError: If there is no such file, or MuJoCo cannot read it.
@@ -63,7 +62,7 @@ def load_model(xml_file: str) -> Any:
 
 
 def _gymnasium_models() -> Path:
-    # Found without importing Gymnasium's MuJoCo envs, which load what draws.
+    # Found without importing Gymnasium's MuJoCo envs, which import the renderer.
     spec = importlib.util.find_spec("gymnasium")
     assert spec is not None
     assert spec.origin is not None

@@ -1,9 +1,8 @@
-"""Worlds that differ and change: models with other masses, friction and strength, pushes, delays."""
+"""Randomisation of worlds: masses, friction, actuator strength, pushes, delays and noise."""
 
 from __future__ import annotations
 
 import copy
-import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from rlightning.config import Section
-from rlightning.errors import ConfigError, Problem
+from rlightning.errors import ConfigError, Problem, nearest_name
 from rlightning.simulators.mujoco.worlds import Array, Streams, Worlds
 
 Range = tuple[float, float]
@@ -24,7 +23,7 @@ _SMALLEST_FACTOR = 1e-6
 _MASS_FIELDS = (
     "body_mass",
     "body_inertia",
-    # What MuJoCo computes from these (mj_setConst).
+    # Computed by MuJoCo from the two above (mj_setConst).
     "body_subtreemass",
     "body_invweight0",
     "dof_M0",
@@ -35,21 +34,21 @@ _MASS_FIELDS = (
 _FRICTION_FIELDS = ("geom_friction", "pair_friction")
 _GAIN_FIELDS = ("actuator_gainprm", "actuator_biasprm")
 _MUSCLE_FORCE = slice(2, 4)
-"""Parameters of a muscle that are forces: the peak, and what it follows from where it is not given (MuJoCo,
-``mju_muscleGain``). The others are lengths and shapes."""
+"""Parameters of a muscle that are forces: the peak, and the scale from which MuJoCo computes a peak that is not set
+(``mju_muscleGain``). The others are lengths and shapes."""
 
 
 class PushOptions(Section):
-    """Pushes: now and then a horizontal force acts on a body for a while."""
+    """Pushes: horizontal forces on a body, at random times."""
 
     body: int | str = 1
-    """Name or number of the body; the first one of the model is 1."""
+    """Name or index of the body; the first one of the model is 1."""
     force_n: Range
-    """Force in N, drawn for each push; its direction is drawn too."""
+    """Force in N, drawn for each push; the direction is drawn uniformly."""
     interval: WholeRange = (100, 200)
     """Actions from the start of an episode, or of a push, to the next push."""
     duration: int = Field(5, ge=1)
-    """Actions that a push lasts."""
+    """Duration of a push in actions."""
 
     @model_validator(mode="after")
     def _check_ranges(self) -> PushOptions:
@@ -58,26 +57,26 @@ class PushOptions(Section):
 
 
 class RandomisationOptions(Section):
-    """How worlds differ, from each other and from episode to episode; nothing does by default.
+    """Variation of worlds, between sub-envs and from episode to episode; none by default.
 
-    Values are drawn evenly from their range, for each sub-env at the start of each episode. With a curriculum, ranges
-    are those of level 1 and shrink to nothing towards level 0: factors to 1, delays and forces to 0.
+    Values are drawn uniformly from their range, for each sub-env at the start of each episode. With a curriculum, these
+    are the ranges of level 1, and they shrink to a point towards level 0: factors to 1, delays and forces to 0.
     """
 
     mass: Range = _UNCHANGED
     """Factor of the masses and inertias of all bodies."""
     friction: Range = _UNCHANGED
-    """Factor of the friction of all geometries, and of all pairs of them that have a friction of their own."""
+    """Factor of the friction of all geometries, and of all geometry pairs with a friction of their own."""
     gain: Range = _UNCHANGED
-    """Factor of the strength of all actuators: their gains and biases; of muscles, the forces."""
+    """Factor of the strength of all actuators: gains and biases, or the forces of muscles."""
     action_delay: WholeRange = _AT_ONCE
-    """Whole actions by which the robot acts late. Until the first arrives, it gets the controls of the keyframe that it
-    starts from, or else those that hold its position servos where they start, and 0 for other actuators."""
+    """Delay of actions, in whole actions. Before the first action arrives, controls are those of the keyframe of the
+    start. Without a keyframe, position servos hold their start positions, and other actuators get 0."""
     observation_delay: WholeRange = _AT_ONCE
-    """Whole actions by which observations are late; until then the start is observed."""
+    """Delay of observations, in whole actions; before the first one arrives, the start is observed."""
     observation_noise: dict[str, float] = Field({})
-    """Largest noise of each term of the observation, by the names in ``Task.observe`` ("observation" where it returns
-    one array); drawn evenly for each number at each step."""
+    """Largest noise of each term of the observation, by the names in ``Task.observe`` ("observation" if it returns one
+    array); drawn uniformly for each number at each step."""
     push: PushOptions | None = None
     """Pushes."""
 
@@ -99,7 +98,7 @@ def _check(section: Section, **lowest: float) -> None:
 
 
 class RandomModels:
-    """Worlds whose masses, friction and strength are drawn anew for each episode.
+    """Draws masses, friction and actuator strength of each world for each episode.
 
     Attributes:
         factors: Factors of mass, friction and gain, [N, 3].
@@ -138,11 +137,11 @@ class RandomModels:
             self._apply(row)
 
     def get_state(self) -> dict[str, Any]:
-        """Return the factors; the fields of the model follow from them."""
+        """Return the factors, which determine the fields of the model."""
         return {"factors": self.factors.copy()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on with the factors of a state."""
+        """Restore the factors of a state."""
         self.factors[:] = state["factors"]
         for row in range(self._worlds.num_envs):
             self._apply(row)
@@ -164,7 +163,7 @@ class RandomModels:
 
 
 def _require_known_gains(model: Any) -> None:
-    """Refuse to vary the strength of actuators whose parameters are not known to be forces."""
+    """Refuse actuators whose parameters are not known to be forces."""
     known = {mujoco.mjtGain.mjGAIN_FIXED, mujoco.mjtGain.mjGAIN_AFFINE, mujoco.mjtGain.mjGAIN_MUSCLE}
     others = [
         model.actuator(i).name or str(i) for i, kind in enumerate(model.actuator_gaintype.tolist()) if kind not in known
@@ -179,18 +178,18 @@ def _require_known_gains(model: Any) -> None:
 
 
 def _are_forces(is_muscle: Array) -> Array:
-    """Return which parameters of actuators' gains or biases are forces, [A, 10] bool, from which are muscles', [A]."""
+    """Return which parameters of gains or biases are forces, [A, 10] bool, from which actuators are muscles, [A]."""
     is_force = np.repeat(~is_muscle[:, None], mujoco.mjNGAIN, axis=1)
     is_force[:, _MUSCLE_FORCE] = True
     return is_force
 
 
 class Pushes:
-    """Horizontal forces on one body of each world, at times of its own.
+    """Horizontal forces on one body of each world, at times that are drawn per world.
 
     Attributes:
-        next: Age, in actions, at which the next push begins, [N].
-        end: Age at which the last one ends, [N].
+        next: Age of the episode, in actions, at which the next push begins, [N].
+        end: Age at which the last push ends, [N].
     """
 
     def __init__(self, options: PushOptions, worlds: Worlds) -> None:
@@ -200,7 +199,7 @@ class Pushes:
         self.end = np.zeros(worlds.num_envs, np.int64)
 
     def begin(self, rows: Sequence[int], streams: Streams) -> None:
-        """Draw when the first push of a new episode comes; a start has removed all forces."""
+        """Draw the time of the first push of a new episode; a start has removed all forces."""
         self.next[rows] = self._intervals(streams)
         self.end[rows] = 0
 
@@ -219,11 +218,11 @@ class Pushes:
         self.next[rows] = ages[rows] + self._intervals(streams)
 
     def get_state(self) -> dict[str, Any]:
-        """Return when pushes come; the forces themselves are in the worlds."""
+        """Return the times of pushes; the forces are part of the worlds."""
         return {"next": self.next.copy(), "end": self.end.copy()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on with the times of a state."""
+        """Restore the times of a state."""
         self.next[:], self.end[:] = state["next"], state["end"]
 
     def _intervals(self, streams: Streams) -> Array:
@@ -232,24 +231,18 @@ class Pushes:
 
 
 class Noise:
-    """Noise of observations, drawn evenly at each step from the generator of each world.
+    """Noise of observations, drawn uniformly at each step from the generator of each world.
 
     Attributes:
-        values: The noise of the moment, [N, D].
+        values: The current noise, [N, D].
     """
 
     def __init__(self, sizes: Mapping[str, float], worlds: Worlds, widths: Mapping[str, int]) -> None:
         for name in sizes:
             if name not in widths:
-                nearest = difflib.get_close_matches(name, widths, n=1)
-                path = "env.env_kwargs.randomisation.observation_noise"
-                raise ConfigError(
-                    Problem(
-                        f"{path}.{name}",
-                        f"the task observes no such term; it observes {', '.join(widths)}",
-                        suggestion=f"{path}.{nearest[0]}" if nearest else "",
-                    )
-                )
+                path = "env.env_kwargs.randomisation.observation_noise."
+                message = f"the task observes no such term; it observes {', '.join(widths)}"
+                raise ConfigError(Problem(path + name, message, suggestion=nearest_name(name, widths, path)))
         self._size = np.concatenate([np.full(width, sizes.get(name, 0.0)) for name, width in widths.items()])
         self.values = np.zeros((worlds.num_envs, len(self._size)))
 
@@ -260,11 +253,12 @@ class Noise:
 
 
 class Delay:
-    """Rows of numbers that each world gets a number of actions late.
+    """Delays rows of numbers by a number of actions that is drawn per world.
 
     Attributes:
-        late: By how many actions, [N].
-        past: The last values, [L + 1, N, D]; the newest is at ``newest``.
+        late: Delay in actions, [N].
+        past: The last values, [L + 1, N, D].
+        newest: Index of the newest values in ``past``.
     """
 
     def __init__(self, bounds: WholeRange, worlds: Worlds, width: int, dtype: Any) -> None:
@@ -276,7 +270,7 @@ class Delay:
 
     @staticmethod
     def wanted(bounds: WholeRange) -> bool:
-        """Whether anything may come late."""
+        """Whether there may be a delay."""
         return bounds != _AT_ONCE
 
     def begin(self, rows: Sequence[int], streams: Streams) -> None:
@@ -286,31 +280,31 @@ class Delay:
         self.late[rows] = np.rint(streams.level * drawn)
 
     def fill(self, rows: Any, values: Any) -> None:
-        """Fill the history of some worlds with ``values``."""
+        """Set all past values of some worlds to ``values``."""
         self.past[:, rows] = values
 
     def __call__(self, values: Array) -> Array:
-        """Store the newest values, and return those that are due, [N, D] each."""
+        """Append the newest values and return the values that are due, [N, D] each."""
         self.newest = (self.newest + 1) % len(self.past)
         self.past[self.newest] = values
         return self.due()
 
     def due(self) -> Array:
-        """Return what is due without taking new values, [N, D]."""
+        """Return the values that are due, [N, D]."""
         due: Array = self.past[(self.newest - self.late) % len(self.past), self._all]
         return due
 
     def get_state(self) -> dict[str, Any]:
-        """Return the delays and what is on its way."""
+        """Return the delays and the past values."""
         return {"late": self.late.copy(), "past": self.past.copy(), "newest": self.newest}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on with those of a state."""
+        """Restore the delays and the past values of a state."""
         self.late[:], self.past[:], self.newest = state["late"], state["past"], state["newest"]
 
 
 def find_body(model: Any, body: int | str, option: str) -> int:
-    """Find the number of a body.
+    """Return the index of a body.
 
     Raises:
         ConfigError: If the model has no such body.

@@ -1,8 +1,7 @@
-"""What a robot is to do: what it observes, what it is rewarded for, when an episode ends, how one starts."""
+"""The task of a robot: observations, rewards, ends and starts of episodes."""
 
 from __future__ import annotations
 
-import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, Generic, Literal, TypeVar
@@ -11,7 +10,7 @@ import numpy as np
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from rlightning.config import FreeForm, Section
-from rlightning.errors import ConfigError, Problem
+from rlightning.errors import ConfigError, Problem, nearest_name
 from rlightning.simulators.mujoco.curriculum import CurriculumOptions
 from rlightning.simulators.mujoco.randomisation import RandomisationOptions
 from rlightning.simulators.mujoco.worlds import Array, Streams, Worlds
@@ -21,53 +20,53 @@ Range = tuple[float, float]
 
 
 class TaskOptions(Section):
-    """The options of all tasks (``env.env_kwargs``); each task adds its own, and sets ``xml_file``."""
+    """Options of all tasks (``env.env_kwargs``); each task adds options of its own, and sets ``xml_file``."""
 
     xml_file: str
-    """Model file: a path that begins with ``/``, ``.`` or ``~``, or one of the files that come with Gymnasium."""
+    """Model file: a path that begins with ``/``, ``.`` or ``~``, or the name of a model file of Gymnasium."""
     frame_skip: int = Field(1, ge=1)
     """Physics steps per action."""
     scale_actions: bool = False
-    """The policy acts in [-1, 1], which is mapped to the control range of each actuator; otherwise its actions are the
+    """Whether actions are in [-1, 1] and mapped to the control range of each actuator; otherwise actions are
     controls."""
     action_scale: float | dict[str, float] | None = None
-    """Change of a control per unit of action: of all, or by names of actuators, and 1 for those not named. With
-    it or an offset, a control is offset + scale * action, and actions have no bounds; MuJoCo cuts controls to their
-    range."""
+    """Change of a control per unit of action: one for all, or by names of actuators, with 1 for other actuators. With
+    a scale or an offset, a control is offset + scale * action, and actions have no bounds; MuJoCo clips controls to
+    their range."""
     action_offset: Literal["start"] | dict[str, float] | None = None
-    """Control at action 0, by names of actuators, and 0 for those that are not named. "start": that of the keyframe, or
-    else that holds position servos at ``init_qpos``."""
+    """Control at action 0, by names of actuators, with 0 for other actuators. "start": the control of the keyframe, or
+    the control with which position servos hold ``init_qpos``."""
     keyframe: str | None = None
     """Keyframe of the model whose positions, velocities and controls are ``init_qpos``, ``init_qvel`` and ``init_ctrl``
-    of the task; null means the model as it is written."""
+    of the task; null means the initial state of the model."""
     threads: int | Literal["auto"] = Field("auto")
-    """Native threads that step; 0 and 1 step in the worker's own thread. "auto" takes the cores that are left to each
-    worker, and fewer where there is little to do. The numbers do not depend on it."""
+    """Native threads that step; with 0 and 1 the worker's own thread steps. "auto" uses the worker's share of the
+    cores, and fewer if there is little work. Results do not depend on it."""
     randomisation: RandomisationOptions = RandomisationOptions()
-    """How sub-envs differ from each other and from episode to episode."""
+    """Variation between sub-envs and from episode to episode."""
     curriculum: CurriculumOptions | None = None
-    """How hard it is in the course of training; without one, all is at level 1."""
+    """Level of difficulty during training; without a curriculum, the level is always 1."""
     render_mode: Literal["rgb_array"] | None = None
-    """Taken for the sake of Gymnasium's configurations; pictures are always to be had."""
+    """Accepted for compatibility with Gymnasium; has no effect, since rendering is always available."""
     width: int = Field(480, ge=1)
-    """Width of pictures in pixels."""
+    """Width of frames in pixels."""
     height: int = Field(480, ge=1)
-    """Height of pictures in pixels."""
+    """Height of frames in pixels."""
     camera_id: int | None = None
-    """Number of the model's camera to draw with; null follows the robot where the model can."""
+    """Index of the model's camera to render with; null follows the robot if the model permits it."""
     camera_name: str | None = None
-    """Its name instead."""
+    """Name of that camera instead."""
     default_camera_config: FreeForm | None = None
     """Attributes of MuJoCo's free camera; null means those of Gymnasium's env."""
     max_geom: int = Field(1000, ge=1)
-    """Most geometries that are drawn."""
+    """Largest number of geometries in a frame."""
     visual_options: dict[int, bool] | None = None
     """Flags of MuJoCo's renderer."""
 
     @field_validator("frame_skip")
     @classmethod
     def _moves_on(cls, value: int) -> int:
-        # A task that sets another default has a field of its own, for which the limit above does not hold.
+        # A task with another default redefines the field, without the limit above.
         if value < 1:
             raise ValueError("must be at least 1")
         return value
@@ -83,19 +82,18 @@ OptionsT = TypeVar("OptionsT", bound=TaskOptions)
 
 
 class Task(ABC, Generic[OptionsT]):
-    """One task of one robot, written for all N worlds at once.
+    """One task of one robot, computed for all N worlds at once.
 
-    A subclass names its options and fields to read, and says what the functions below say. An instance belongs to one
-    env and may keep what it computes once in the constructor; the functions themselves must depend on nothing but the
-    worlds. They are called in this order: ``landmark``, (the step), ``landmark``, ``update``, ``terminated``,
-    ``rewards``, ``describe``, ``observe``.
+    A subclass defines its options, the fields that it reads, and the methods below. An instance belongs to one env; its
+    constructor may precompute values. The methods must depend on the worlds only. They are called in this order:
+    ``landmark``, (the step), ``landmark``, ``update``, ``terminated``, ``rewards``, ``describe``, ``observe``.
 
     Attributes:
         options: The options, validated.
         model: MuJoCo's model.
         dt: Seconds per action.
-        init_qpos, init_qvel: Positions and velocities of the keyframe, or of the model as it is written, [nq] and [nv].
-        init_ctrl: Controls of the keyframe, [nu]; None without one, or where it has none.
+        init_qpos, init_qvel: Positions, [nq], and velocities, [nv], of the keyframe, or the model's initial ones.
+        init_ctrl: Controls of the keyframe, [nu]; None without a keyframe, or if it has no controls.
 
     Raises:
         ConfigError: If the model has no such keyframe.
@@ -104,9 +102,9 @@ class Task(ABC, Generic[OptionsT]):
     Options: ClassVar[type[TaskOptions]]
     """Class of the options, a subclass of ``TaskOptions``."""
     reads: ClassVar[tuple[str, ...]] = ()
-    """Fields of ``MjData`` besides those of ``Worlds`` that the functions read, such as ``sensordata`` or ``xpos``."""
+    """Fields of ``MjData`` besides those of ``Worlds`` that the methods read, such as ``sensordata`` or ``xpos``."""
     max_episode_steps: ClassVar[int | None] = None
-    """Steps after which an episode is cut; None is no limit."""
+    """Steps after which an episode is truncated; None means no limit."""
     velocity_names: ClassVar[tuple[str, ...]] = ()
     """Names in ``info`` of the components of the landmark's velocity."""
 
@@ -119,64 +117,69 @@ class Task(ABC, Generic[OptionsT]):
         if options.keyframe is not None:
             key = _find_keyframe(model, options.keyframe)
             self.init_qpos, self.init_qvel = model.key_qpos[key].copy(), model.key_qvel[key].copy()
-            # MuJoCo stores zeros where a keyframe has no controls.
+            # MuJoCo stores zeros for a keyframe without controls.
             self.init_ctrl = model.key_ctrl[key].copy() if model.key_ctrl[key].any() else None
 
     @classmethod
     def fields(cls, options: Any) -> tuple[str, ...]:
-        """Name the fields to read with some options; fewer are faster."""
+        """Return the names of the fields that the task reads with some options; fewer fields are faster."""
         return cls.reads
 
     @classmethod
     def time_limit(cls, name: str) -> int | None:
-        """Return the steps after which an episode is cut, unless the configuration says otherwise."""
+        """Return the steps after which an episode is truncated; ``env.max_episode_steps`` overrides it."""
         return cls.max_episode_steps
 
     def variables(self) -> Mapping[str, Any]:
-        """Return what the task keeps per world and episode: the values of one world at a start, by name.
+        """Return the task's variables per world and episode: the initial values of one world, by name.
 
-        A value sets shape and dtype of ``worlds.variables[name]``, [N, ...]. Commands, targets, phases and times in
-        the air are such variables. They are set to these values at each start, before ``start`` may write others, and
-        are saved with the state.
+        A value sets shape and dtype of ``worlds.variables[name]``, [N, ...]. Examples are commands, targets, phases and
+        air times. Variables are set to these values at each start, before ``start``, which may write others. They are
+        saved with the state.
         """
         return {}
 
     def update(self, worlds: Worlds, streams: Streams) -> None:
-        """Update variables after a step; ``streams`` has all N worlds, with generators apart from those of starts."""
+        """Update variables after a step.
+
+        Args:
+            worlds: The worlds.
+            streams: Generators of all N worlds, separate from those of ``start``.
+        """
 
     @abstractmethod
     def observe(self, worlds: Worlds) -> Array | dict[str, Array]:
-        """Observe, [N, D] float64; or terms by name, [N, D] each, which are joined in their order."""
+        """Return the observations, [N, D] float64; or terms by name, [N, D] each, which are concatenated in order."""
 
     @abstractmethod
     def rewards(self, worlds: Worlds) -> dict[str, Array]:
-        """Return the terms of the reward by name, [N] each; the reward is their sum, and each is logged."""
+        """Return the terms of the reward by name, [N] each; the reward is their sum, and each term is logged."""
 
     def terminated(self, worlds: Worlds) -> Array:
-        """Return where the step led to a terminal state, [N] bool."""
+        """Whether the step led to a terminal state, [N] bool."""
         return np.zeros(worlds.num_envs, np.bool_)
 
     @abstractmethod
     def start(self, streams: Streams) -> tuple[Array, Array]:
-        """Draw positions and velocities to start from, [K, nq] and [K, nv], for K worlds.
+        """Draw start positions, [K, nq], and velocities, [K, nv], of K worlds.
 
-        Variables of those worlds are written by ``streams.variables[name][streams.rows] = ...``, [K, ...].
+        To set variables of these worlds, write ``streams.variables[name][streams.rows] = ...``, [K, ...].
         """
 
     def landmark(self, worlds: Worlds) -> Array | None:
-        """Return the point, [N, ...], whose velocity during a step the task wants (``Worlds.velocity``)."""
+        """Return the point, [N, ...], whose velocity during a step is ``Worlds.velocity``; None if unused."""
         return None
 
     def describe(self, worlds: Worlds) -> dict[str, Array]:
-        """Return further numbers for ``info``, [N, ...]; also after a start."""
+        """Return further numbers for ``info``, [N, ...]; also called after a start."""
         return {}
 
     def succeeded(self, worlds: Worlds) -> Array:
-        """Return which episodes, of those that end now, were a success, [N] bool; a curriculum can follow it."""
+        """Whether an episode that ends now was a success, [N] bool; a curriculum can follow it."""
         return ~worlds.terminated
 
     def camera(self) -> Mapping[str, Any] | None:
-        """Return the attributes of MuJoCo's free camera to draw with; None leaves them."""
+        """Return the attributes of MuJoCo's free camera for rendering; None keeps its defaults."""
         return None
 
 
@@ -184,20 +187,15 @@ def _find_keyframe(model: Any, name: str) -> int:
     names = [model.key(i).name for i in range(model.nkey)]
     if name in names:
         return names.index(name)
-    raise ConfigError(
-        Problem(
-            "env.env_kwargs.keyframe",
-            f"the model has no keyframe {name!r}; it has {', '.join(names) or 'none'}",
-            suggestion=next(iter(difflib.get_close_matches(name, names, n=1)), ""),
-        )
-    )
+    message = f"the model has no keyframe {name!r}; it has {', '.join(names) or 'none'}"
+    raise ConfigError(Problem("env.env_kwargs.keyframe", message, suggestion=nearest_name(name, names)))
 
 
 def parse_options(options: type[TaskOptions], kwargs: Mapping[str, Any]) -> TaskOptions:
     """Validate ``env.env_kwargs``.
 
     Raises:
-        ConfigError: With all problems, and the nearest valid name for each unknown one.
+        ConfigError: If an option is not valid. Lists all problems, with the nearest valid name for each unknown one.
     """
     try:
         return options.model_validate(dict(kwargs))
@@ -211,5 +209,4 @@ def _problem(error: Any, options: type[TaskOptions]) -> Problem:
     if error["type"] != "extra_forbidden":
         return Problem(path, f"{error['msg'].removeprefix('Value error, ')}; got {error['input']!r}")
     known = list(options.model_fields) if len(parts) == 1 else []
-    nearest = difflib.get_close_matches(parts[-1], known, n=1)
-    return Problem(path, "there is no such option", suggestion=f"env.env_kwargs.{nearest[0]}" if nearest else "")
+    return Problem(path, "there is no such option", suggestion=nearest_name(parts[-1], known, "env.env_kwargs."))

@@ -1,9 +1,8 @@
-"""N worlds of one robot whose states are the rows of one array, stepped in native threads."""
+"""N worlds of one robot: the states are the rows of one array, and native threads step them."""
 
 from __future__ import annotations
 
 import copy
-import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter
@@ -12,12 +11,12 @@ from typing import Any
 import mujoco
 import numpy as np
 
-from rlightning.errors import ConfigError, Problem, ShapeError
+from rlightning.errors import ConfigError, Problem, ShapeError, nearest_name
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _STATE = int(mujoco.mjtState.mjSTATE_INTEGRATION)
-"""All that the next step depends on: positions, velocities, controls, forces, and what warm-starts the solver."""
+"""The complete input of the next step: positions, velocities, controls, forces, and the solver's warm start."""
 _PARTS = {
     "time": mujoco.mjtState.mjSTATE_TIME,
     "qpos": mujoco.mjtState.mjSTATE_QPOS,
@@ -26,26 +25,26 @@ _PARTS = {
     "xfrc_applied": mujoco.mjtState.mjSTATE_XFRC_APPLIED,
 }
 _BLOCKS_PER_THREAD = 4
-"""Blocks of rows that a thread takes one after the other: a thread that is held up leaves its share to the others."""
+"""Blocks of rows per thread. Threads fetch blocks in turn, so that a slow thread steps fewer of them."""
 _TIMED_STEPS = 5
 _ON_DEMAND = (
     (frozenset({"cacc", "cfrc_int", "cfrc_ext"}), mujoco.mj_rnePostConstraint),
     (frozenset({"subtree_linvel", "subtree_angmom"}), mujoco.mj_subtreeVel),
 )
-"""What MuJoCo computes only when it is asked to: forces on bodies, motion of subtrees."""
-_OF_NO_SIZE = ("efc_", "iefc_", "iacc", "ifrc_")
-"""How fields begin that have a row per constraint of the moment."""
-_NEVER_MADE = frozenset({"qfrc_inverse", "solver_fwdinv"})
+"""Fields that a step does not compute (forces on bodies, motion of subtrees), and the functions that compute them."""
+_VARIABLE_SIZE = ("efc_", "iefc_", "iacc", "ifrc_")
+"""Prefixes of fields with one row per active constraint."""
+_NOT_COMPUTED = frozenset({"qfrc_inverse", "solver_fwdinv"})
 """Fields that steps do not compute."""
 _RESETS = slice(int(mujoco.mjtWarning.mjWARN_BADQPOS), int(mujoco.mjtWarning.mjWARN_BADQACC) + 1)
-"""Warnings (of positions, velocities, accelerations) with which MuJoCo sets a world back to the start of the model."""
+"""Warnings (of positions, velocities, accelerations) with which MuJoCo resets a world to the initial state."""
 
 
 class Variables(dict[str, Array]):
-    """Variables of N worlds by name, [N, ...] each. An assignment writes into the array that is there.
+    """Variables of N worlds by name, [N, ...] each. An assignment writes into the existing array.
 
     Args:
-        initial: What a world has when an episode starts, by name; sets shape and dtype.
+        initial: Values of one world at the start of an episode, by name; they set shape and dtype.
         num_envs: N.
     """
 
@@ -57,8 +56,8 @@ class Variables(dict[str, Array]):
         super().__init__({name: np.repeat(value[None], num_envs, axis=0) for name, value in self._initial.items()})
 
     def __missing__(self, name: str) -> Array:
-        nearest = difflib.get_close_matches(name, self, n=1)
-        meant = f"did you mean {nearest[0]!r}" if nearest else f"it declares {', '.join(self) or 'none'}"
+        nearest = nearest_name(name, self)
+        meant = f"did you mean {nearest!r}" if nearest else f"it declares {', '.join(self) or 'none'}"
         raise KeyError(f"the task declares no variable {name!r}; {meant}")
 
     def __setitem__(self, name: str, value: Any) -> None:
@@ -68,7 +67,7 @@ class Variables(dict[str, Array]):
         array[...] = value
 
     def reset(self, rows: Sequence[int]) -> None:
-        """Set some worlds to the initial values."""
+        """Reset the variables of some worlds to the initial values."""
         for name, value in self._initial.items():
             self[name][rows] = value
 
@@ -77,7 +76,7 @@ class Variables(dict[str, Array]):
         return {name: array.copy() for name, array in self.items()}
 
     def set_state(self, state: Mapping[str, Array]) -> None:
-        """Continue with the variables of a state.
+        """Restore the variables of a state.
 
         Raises:
             ValueError: If the state has other variables.
@@ -89,7 +88,7 @@ class Variables(dict[str, Array]):
 
 
 class _Fields(dict[str, Array]):
-    """What is read from MuJoCo's data after each step, by name."""
+    """Fields of MuJoCo's data that are read after each step, by name."""
 
     def __missing__(self, name: str) -> Array:
         raise KeyError(f"{name!r} is not read: add it to the task's reads, which has {', '.join(self) or 'none'}")
@@ -98,37 +97,44 @@ class _Fields(dict[str, Array]):
 class Worlds:
     """N worlds of one model.
 
-    A world is a row of ``state``; each thread has one ``MjData``, into which it reads a row, steps, and writes the row
-    back. So memory and the caches hold N short rows instead of N large structures, and results are
-    the same bit for bit with any number of threads. ``mujoco.rollout`` would loop over the rows
-    natively, but returns neither what warm-starts the solver nor what was derived from the positions on the way;
-    without the first, worlds with contacts drift away from those that are stepped one by one.
+    A world is a row of ``state``. Each thread has one ``MjData``: it loads a row into it, steps, and writes the row
+    back. Memory and caches therefore hold N short rows instead of N large structures. Results do not depend on which
+    thread steps a row: they are the same bit for bit with any number of threads. ``mujoco.rollout`` would loop over the
+    rows natively. However, it returns neither the solver's warm start nor the quantities that are derived from
+    positions. Without the warm start, worlds with contacts drift away from worlds that are stepped one by one.
 
     Attributes:
         model: The nominal model.
-        own: Fields of the model in which worlds differ, by name, [N, ...]; those that ``vary`` named. They are written
-            into a thread's copy of the model before each step, since N models would be half a megabyte each.
+        own: Fields of the model in which worlds differ (see ``vary``), by name, [N, ...]. They are written into a
+            thread's copy of the model before each step, since N models would be half a megabyte each.
         num_envs: N.
         substeps: Physics steps per ``step``.
         dt: Seconds per ``step``.
         state: [N, S] float64; ``time`` [N, 1], ``qpos`` [N, nq], ``qvel`` [N, nv], ``ctrl`` [N, nu] and
             ``xfrc_applied`` [N, nbody, 6] are views into it.
-        read: Copies of the fields of ``MjData`` that were asked for, by name, [N, ...]. As in ``mj_step``, what depends
-            on positions (body positions, sensors) is that of the beginning of the last physics step.
-        action: What the policy chose last, [N, nu], in the dtype of the action space; 0 at a start.
-        command: The same in the units of the controls, [N, nu], neither late nor cut to a range.
-        previous_action: What it chose before that; 0 at a start, too.
-        velocity: Velocity of the task's landmark during the last step, [N, ...], 0 at a start; None where it has none.
-        variables: What the task keeps per world and episode (``Task.variables``), by name, [N, ...].
-        neutral: Controls that held position servos where they were at the start of the episode, [N, nu]; 0 for other
+        read: Copies of the fields of ``MjData`` in ``reads``, by name, [N, ...]. As in ``mj_step``, quantities that
+            depend on positions (body positions, sensors) are those at the beginning of the last physics step.
+        action: The last action of the policy, [N, nu], in the dtype of the action space; 0 at a start.
+        command: The last action in the units of the controls, [N, nu], neither delayed nor clipped.
+        previous_action: The action before the last one, [N, nu]; 0 at a start.
+        velocity: Velocity of the task's landmark during the last step, [N, ...], 0 at a start; None without a landmark.
+        variables: The variables of the task (``Task.variables``), by name, [N, ...].
+        neutral: Controls with which position servos hold the start positions of the episode, [N, nu]; 0 for other
             actuators. None unless ``keep_neutral`` was called.
         terminated: Whether the last step led to a terminal state, [N] bool.
-        level: Level of the curriculum, [N] in 0 to 1; 1 where there is none.
-        unstable: Worlds whose simulation failed in the last step: MuJoCo found a number that is not finite or huge, and
-            set them back to the start of the model.
+        level: Level of the curriculum, [N] in 0 to 1; 1 without a curriculum.
+        unstable: Indices of worlds whose simulation failed in the last step: MuJoCo found a number that is huge or not
+            finite, and reset the world to the initial state of the model.
+
+    Args:
+        model: The nominal model.
+        num_envs: N.
+        substeps: Physics steps per ``step``.
+        reads: Fields of ``MjData`` to copy after each step.
+        threads: Threads that step.
 
     Raises:
-        ConfigError: If the model has state that is not in rows (plugins, sleeping islands), or a field to read does
+        ConfigError: If the model has state that is not in rows (plugins, sleeping islands), or if a field to read does
             not exist or has no fixed size.
     """
 
@@ -156,7 +162,7 @@ class Worlds:
                 Problem("env.name", "the task reads 'energy', and the model does not enable it (option, flag, energy)")
             )
         self._derive = [derive for fields, derive in _ON_DEMAND if not fields.isdisjoint(reads)]
-        # Gymnasium's envs have no forces on bodies at a start.
+        # In Gymnasium's envs, forces on bodies are 0 at a start.
         self._derive_at_start = [derive for derive in self._derive if derive is not mujoco.mj_rnePostConstraint]
         self._resets = [data.warning.number[_RESETS] for data in self._datas]
         self._no_resets = self._resets[0].tobytes()
@@ -175,21 +181,21 @@ class Worlds:
 
     @property
     def threads(self) -> int:
-        """Threads that step, the calling one among them."""
+        """Number of threads that step, including the calling one."""
         return self._threads
 
     @property
     def is_unstable(self) -> Array:
-        """Where the simulation failed in the last step, [N] bool."""
+        """Whether the simulation failed in the last step, [N] bool."""
         mask = np.zeros(self.num_envs, np.bool_)
         mask[self.unstable] = True
         return mask
 
     def sensor(self, name: str) -> Array:
-        """Return what a named sensor measured, [N, dim]; the task must read ``sensordata``.
+        """Return the measurements of a sensor, [N, dim]; the task must read ``sensordata``.
 
         Raises:
-            KeyError: If the model has no sensor of that name; the message lists those that it has.
+            KeyError: If the model has no sensor of that name; the message lists its sensors.
         """
         if "sensordata" not in self.read:
             raise KeyError(f"to read the sensor {name!r}, the task has to name sensordata in its reads")
@@ -214,10 +220,10 @@ class Worlds:
             helper.result()
 
     def start(self, rows: Sequence[int], qpos: Array, qvel: Array) -> None:
-        """Begin some worlds anew, with the given positions and velocities.
+        """Start some worlds with the given positions and velocities.
 
         Args:
-            rows: K row numbers.
+            rows: Indices of K worlds.
             qpos: Positions, [K, nq].
             qvel: Velocities, [K, nv].
         """
@@ -241,19 +247,19 @@ class Worlds:
         self.neutral = np.zeros((self.num_envs, self.model.nu))
 
     def vary(self, names: Sequence[str]) -> None:
-        """Vary worlds in some fields of the model: ``own`` then has them, [N, ...], with the nominal values."""
+        """Add fields of the model to ``own``, [N, ...], with their nominal values."""
         n = self.num_envs
         self.own = {name: np.repeat(getattr(self.model, name)[None], n, axis=0) for name in names}
         self._models = [copy.copy(self.model) for _ in range(self._threads)]
         self._writes = [[(self.own[name], getattr(model, name)) for name in names] for model in self._models]
 
     def load(self, row: int, data: Any) -> None:
-        """Bring a world into another ``MjData``, to draw it."""
+        """Load a world into another ``MjData``, for rendering."""
         mujoco.mj_setState(self.model, data, self._rows[row], _STATE)
         mujoco.mj_forward(self.model, data)
 
     def close(self) -> None:
-        """End the threads; may be called twice."""
+        """Stop the threads; may be called twice."""
         if self._pool is not None:
             self._pool.shutdown()
             self._pool = None
@@ -261,14 +267,14 @@ class Worlds:
     def _step_blocks(self, blocks: list[range], thread: int) -> None:
         while True:
             try:
-                # One operation, so that no two threads take the same block.
+                # A single operation, so that no two threads get the same block.
                 block = blocks.pop()
             except IndexError:
                 return
             self._step_rows(block, thread)
 
     def _step_rows(self, block: Iterable[int], thread: int) -> None:
-        # Everything here is paid once per world and step; MuJoCo's functions let other threads run meanwhile.
+        # This loop runs once per world and step. MuJoCo's functions release the interpreter lock.
         data, model, substeps = self._datas[thread], self._models[thread], self.substeps
         rows, writes, copies, derive = self._rows, self._writes[thread], self._copies[thread], self._derive
         resets, no_resets = self._resets[thread], self._no_resets
@@ -290,12 +296,12 @@ class Worlds:
 
 
 class Streams:
-    """The random generators of K worlds: each draws from its own, as if it were alone.
+    """The random generators of K worlds. Draws of a world do not depend on the other worlds.
 
     Attributes:
         generators: K generators.
-        level: Level of the curriculum in each of the worlds, [K].
-        rows: Numbers of the worlds, [K].
+        level: Level of the curriculum of each world, [K].
+        rows: Indices of the worlds, [K].
         variables: Variables of all N worlds, [N, ...]; those of the K worlds are ``variables[name][rows]``.
     """
 
@@ -311,22 +317,22 @@ class Streams:
         self.variables = Variables({}, 0) if variables is None else variables
 
     def uniform(self, low: Any, high: Any, size: int) -> Array:
-        """Draw evenly from ``low`` to ``high``, [K, size]."""
+        """Draw uniformly from ``low`` to ``high``, [K, size]."""
         return self.each(lambda rng: rng.uniform(low, high, size))
 
     def standard_normal(self, size: int) -> Array:
-        """Draw from the normal distribution of mean 0 and deviation 1, [K, size]."""
+        """Draw from the standard normal distribution, [K, size]."""
         return self.each(lambda rng: rng.standard_normal(size))
 
     def each(self, draw: Callable[[np.random.Generator], Any]) -> Array:
-        """Call ``draw`` with each generator; stacks what it gives, [K, ...]."""
+        """Call ``draw`` with each generator and stack the results, [K, ...]."""
         return np.array([draw(generator) for generator in self.generators])
 
 
 def holding_controls(model: Any, data: Any) -> Array:
-    """Return the controls with which position servos hold the position of ``data`` without gravity, [nu].
+    """Return the controls with which position servos hold the positions of ``data`` without gravity, [nu].
 
-    The force of such an actuator is gain * control + bias[0] + bias[1] * length at rest. Controls of others are 0.
+    At rest, the force of such an actuator is gain * control + bias[0] + bias[1] * length. Other controls are 0.
     """
     dynamics = mujoco.mjtDyn
     holds = np.isin(model.actuator_dyntype, (dynamics.mjDYN_NONE, dynamics.mjDYN_FILTER, dynamics.mjDYN_FILTEREXACT))
@@ -343,7 +349,7 @@ def holding_controls(model: Any, data: Any) -> Array:
 
 
 def seconds_per_step(model: Any, substeps: int) -> float:
-    """Measure how long the first steps of one world take; the shortest of a few."""
+    """Measure the time of a step of one world: the shortest of the first few."""
     data, times = mujoco.MjData(model), []
     for _ in range(_TIMED_STEPS):
         start = perf_counter()
@@ -353,7 +359,7 @@ def seconds_per_step(model: Any, substeps: int) -> float:
 
 
 def _columns(model: Any, part: Any) -> slice:
-    """Find where a part of the state lies in a row: parts follow each other in the order of their bits."""
+    """Return the columns of a component of the state; components are ordered by their bits."""
     before = _STATE & (int(part) - 1)
     start = mujoco.mj_stateSize(model, before) if before else 0
     return slice(start, start + mujoco.mj_stateSize(model, int(part)))
@@ -361,9 +367,9 @@ def _columns(model: Any, part: Any) -> slice:
 
 def _field(data: Any, name: str) -> Array:
     field = getattr(data, name, None)
-    if name.startswith(_OF_NO_SIZE):
+    if name.startswith(_VARIABLE_SIZE):
         raise ConfigError(Problem("env.name", f"the task reads {name!r}, whose size changes with the contacts"))
-    if name in _NEVER_MADE:
+    if name in _NOT_COMPUTED:
         raise ConfigError(Problem("env.name", f"the task reads {name!r}, which steps do not compute"))
     if not isinstance(field, np.ndarray) or field.dtype != np.float64:
         raise ConfigError(Problem("env.name", f"the task reads {name!r}, which is no array of numbers of MjData"))
