@@ -45,7 +45,7 @@ def time_epoch(engine: SyncEngine) -> dict[str, float]:
 
 
 def resident_mb() -> float:
-    """Tell the memory that this process has in use now, in MB; NaN where the system does not tell."""
+    """Return the memory that this process uses now, in MB; NaN if the system does not report it."""
     statm = Path("/proc/self/statm")
     return int(statm.read_text().split()[1]) * 4096 / 1e6 if statm.exists() else math.nan
 

@@ -123,7 +123,7 @@ class RunningMoments:
         self.mean, self.variance, self._count = np.zeros(shape), np.ones(shape), 0
 
     def update(self, batch: np.ndarray) -> None:
-        """Take in a batch, [B, ...]."""
+        """Update the statistics from a batch, [B, ...]."""
         count, mean, variance = len(batch), batch.mean(0, dtype=np.float64), batch.var(0, dtype=np.float64)
         total, shift = self._count + count, mean - self.mean
         squares = self.variance * self._count + variance * count + shift**2 * self._count * count / total

@@ -193,7 +193,7 @@ def estimates(load: Load, rates: Rates | None = None, nodes: Sequence[int] = NOD
 
 
 def moves(load: Load, rates: Rates | None = None, nodes: Sequence[int] = NODES) -> list[str]:
-    """Say where the bottleneck is, and from how many nodes on it is elsewhere: for both ways to collect."""
+    """Describe the bottleneck for both ways to collect, and the number of nodes from which on it is another one."""
     lines = []
     for label, by_fragment in (("step by step", False), ("by fragment", True)):
         found = estimates(replace(load, by_fragment=by_fragment), rates, nodes)

@@ -70,7 +70,7 @@ class RolloutArm:
         self._outcome = np.zeros((n, worlds.substeps, self._states.shape[1]))
 
     def prepare(self) -> None:
-        """Take over the states of our arm."""
+        """Copy the states of this package's arm."""
         model, whole = self._worlds.model, int(mujoco.mjtState.mjSTATE_INTEGRATION)
         for kind, targets in zip(self._kinds, (self._states, self._warmstarts), strict=True):
             for source, target in zip(self._worlds.state, targets, strict=True):

@@ -28,7 +28,7 @@ PLOTS = HERE.parent / "docs" / "_static" / "benchmarks"
 INTRO = """# Benchmarks
 
 What this package makes of a machine, beside others on the same machine. Each figure comes from one script in
-`benchmarks/` that anyone can run again; `make bench` runs all of them and writes this page. Arms take turns within one
+`benchmarks/` that can be run again; `make bench` runs all of them and writes this page. Arms take turns within one
 run, each in a process of its own, so that a slow spell of the machine hits all of them. A cell is the median, with the
 smallest and the largest value in brackets. All the figures here were measured on one machine with {cores} cores and no
 GPU ({cpu}, {system}); it is a shared one, so that ratios say more than times.

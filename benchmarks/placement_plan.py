@@ -1,4 +1,4 @@
-"""Time to plan who sits where on 1,000 nodes with 8,000 workers: every strategy and every way to place envs.
+"""Time to place 8,000 workers on 1,000 nodes: every strategy and every way to place envs.
 
 Each plan is also written as pools and planned again by hand, and both must give every worker the same place; anything
 else is an error. The budget is one second.

@@ -16,7 +16,7 @@ from settings import Settings
 
 
 class IterationClock:
-    """Takes the time at the end of each iteration, and how many transitions it brought.
+    """Records the time and the number of transitions at the end of each iteration.
 
     CPU time (of all threads of this process) is taken beside wall time: it says less about what a user waits for, and
     more on a machine that others use too.
@@ -50,7 +50,7 @@ class IterationClock:
             self._collect_s.append(collect_s)
 
     def curve(self, points: int) -> list[list[float]]:
-        """Give the learning curve, at most so many points: transitions, seconds, mean return of the last episodes."""
+        """Return some points of the learning curve: transitions, seconds, mean return of the last episodes."""
         every = -(-len(self._ends) // points)
         rows, total = [], 0
         for place, (end, count, mean) in enumerate(zip(self._ends, self._transitions, self._returns, strict=True), 1):
@@ -99,7 +99,7 @@ def print_run(arm: str, settings: Settings, clock: IterationClock, packages: Seq
 
 
 def peak_rss_mb() -> float:
-    """Tell the largest memory that this process ever had in use, in MB."""
+    """Return the peak memory of this process, in MB."""
     unit = 1 if platform.system() == "Darwin" else 1024  # bytes there, kB elsewhere
     return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6, 1)
 

@@ -54,7 +54,7 @@ def overrides(settings: Settings) -> list[str]:
 
 
 def places(settings: Settings) -> list[str]:
-    """Say how many workers there are and where: on Ray, those that collect have processes of their own."""
+    """Return the options of workers: how many, and where; on Ray, actors and envs have processes of their own."""
     sizes = [f"env.num_workers={settings.workers}", f"env.num_envs={settings.num_envs // settings.workers}"]
     if settings.collect == "local":
         return sizes

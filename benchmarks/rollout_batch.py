@@ -67,7 +67,7 @@ class Source:
 
 
 class Empty:
-    """Takes requests and returns as many answers that it made once."""
+    """Answers requests with responses that were built once."""
 
     def __init__(self) -> None:
         zeros = np.zeros((NUM_ENVS, 2), np.float32)

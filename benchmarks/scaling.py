@@ -21,7 +21,7 @@ LARGEST_ROLLOUT = 32_768
 
 
 def settings_for(env_id: str, num_envs: int, iterations: int, seed: int, cores: int) -> Settings:
-    """Give the settings of one run."""
+    """Return the settings of one run."""
     return Settings(
         env_id=env_id,
         num_envs=num_envs,

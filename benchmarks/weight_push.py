@@ -56,7 +56,7 @@ class Weights(BasePolicy):
         return {}
 
     def plain_state(self) -> dict[str, torch.Tensor]:
-        """Give the state dict, as one would put it into the object store by hand."""
+        """Return the state dict, for an object store without this package."""
         return {name: tensor.detach() for name, tensor in self.net.state_dict().items()}
 
     def load_plain(self, state: dict[str, torch.Tensor]) -> None:

@@ -3,8 +3,8 @@
     python examples/own_algorithm.py
     python examples/own_algorithm.py seed=3 cluster=ray env.num_workers=2
 
-The class says how to act and how to learn. Processes, Ray, weights on their way to those who act, checkpoints,
-evaluation and logs are the framework's part.
+The class defines how to act and how to learn. Processes, Ray, transport of weights to actors, checkpoints, evaluation
+and logs are the framework's part.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ClippedActorCritic(BasePolicy):
     AlgoOptions = Options
 
     def construct_network(self, env_meta: EnvMeta, *args: Any, **kwargs: Any) -> None:
-        """Build actor and critic; every attribute that is a module travels to those who act."""
+        """Build actor and critic; every attribute that is a module is sent to the actors."""
         inputs = env_meta.observation_space.shape[0]
         self.actor = self._mlp(inputs, int(env_meta.action_space.n))
         self.critic = self._mlp(inputs, 1)

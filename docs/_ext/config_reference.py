@@ -64,7 +64,7 @@ def meanings(section: type[BaseModel]) -> dict[str, str]:
 
 
 def subsection(annotation: Any) -> type[BaseModel] | None:
-    """Give the section that an annotation holds, alone or in a list."""
+    """Return the section in an annotation, alone or in a list."""
     candidates = [annotation, *get_args(annotation)]
     return next((one for one in candidates if inspect.isclass(one) and issubclass(one, BaseModel)), None)
 
@@ -164,6 +164,6 @@ def write_if_changed(path: Path, text: str) -> None:
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Let Sphinx write the page before it reads any."""
+    """Register the generation of this page before Sphinx reads any page."""
     app.connect("builder-inited", _write)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

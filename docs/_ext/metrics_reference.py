@@ -32,6 +32,6 @@ def _write(app: Sphinx) -> None:
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Let Sphinx write the page before it reads any."""
+    """Register the generation of this page before Sphinx reads any page."""
     app.connect("builder-inited", _write)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

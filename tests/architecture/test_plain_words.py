@@ -4,17 +4,16 @@ import ast
 import io
 import re
 import tokenize
-from pathlib import Path
 
 import pytest
 
-from tests.architecture.source import SourceFile, source_files
+from tests.architecture.source import ROOT, SourceFile, source_files
 
 PERSONS = re.compile(r"\b(who|whoever|whom|somebody|someone|nobody|no one|everybody|everyone|anybody|anyone)\b", re.I)
 PEOPLE = re.compile(r"\b(users?|authors?|readers?|people) who\b", re.I)
 VAGUE_STARTS = re.compile(r"\s*(give|take|have|tell|say|let)s?\b|\s*has\b", re.I)
 FILES = source_files()
-PAGES: list[Path] = []
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
 
 
 def docstrings(file):
