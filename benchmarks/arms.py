@@ -1,4 +1,4 @@
-"""Runs a script of a benchmark in the environment that it belongs to, and reads the line that it prints."""
+"""Run a script of a benchmark in the environment that it belongs to, and read the line that it prints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes the page of benchmarks in the documentation from the results that the scripts printed.
+"""Make the page of benchmarks in the documentation from the results that the scripts printed.
 
     python benchmarks/page.py            # writes docs/benchmarks.md and its plots
     python benchmarks/page.py --check    # ends with 1 where the page is not that of the results
@@ -27,11 +27,11 @@ PLOTS = HERE.parent / "docs" / "_static" / "benchmarks"
 
 INTRO = """# Benchmarks
 
-What this package makes of a machine, beside others on the same machine. Each figure comes from one script in
-`benchmarks/` that can be run again; `make bench` runs all of them and writes this page. Arms take turns within one
-run, each in a process of its own, so that a slow spell of the machine hits all of them. A cell is the median, with the
-smallest and the largest value in brackets. All the figures here were measured on one machine with {cores} cores and no
-GPU ({cpu}, {system}); it is a shared one, so that ratios say more than times.
+The speed of this package, beside other systems on the same machine. Each figure comes from one script in `benchmarks/`.
+`make bench` runs all of them again and writes this page. The systems take turns within one run, each in a process of
+its own, so that a slow spell of the machine affects all of them. A cell is the median, with the smallest and the
+largest value in brackets. All figures were measured on one machine with {cores} cores and no GPU ({cpu}, {system}).
+Other programs use it too, so that ratios are more reliable than times.
 """
 
 
@@ -59,9 +59,9 @@ class Section:
 SECTIONS = [
     Section(
         "PPO, everything included",
-        "PPO with 8 envs x 128 steps, 4 passes x 4 minibatches, 64x64 tanh networks, one thread of torch; collecting, "
-        "learning, metrics and their log. The hand-written loop is one file without layers that is meant to be hard to "
-        "beat; it steps Gymnasium's envs, as stable-baselines3 does.",
+        "PPO with 8 envs x 128 steps, 4 passes x 4 minibatches, 64x64 tanh networks, one thread of torch. The time has "
+        "collecting, learning, metrics and their log. The hand-written loop is one file without layers, written to be "
+        "fast. It steps Gymnasium's envs, as stable-baselines3 does.",
         "python benchmarks/ppo_throughput.py",
         "ppo_throughput",
         tables.throughput,
@@ -69,8 +69,8 @@ SECTIONS = [
     ),
     Section(
         "CartPole to a mean of 475",
-        "Until the last 100 training episodes of CartPole-v1 have a mean return of 475: the preset beside "
-        "stable-baselines3 with the settings that rl-baselines3-zoo publishes.",
+        "Env steps and time until the last 100 training episodes of CartPole-v1 have a mean return of 475: the preset "
+        "beside stable-baselines3 with the settings that rl-baselines3-zoo publishes.",
         "python benchmarks/cartpole_to_475.py",
         "cartpole_to_475",
         tables.cartpole,
@@ -78,15 +78,15 @@ SECTIONS = [
     Section(
         "Presets over many seeds",
         "How many seeds reach a mean return over 100 training episodes before the run of the preset is over, and after "
-        "how many env steps; the spreads are over the seeds that reach it. Each run has one thread of torch.",
+        "how many env steps. The spreads are over the seeds that reach it. Each run has one thread of torch.",
         "OMP_NUM_THREADS=1 python benchmarks/preset_seeds.py",
         "preset_seeds",
         tables.presets,
     ),
     Section(
         "HalfCheetah over a million steps",
-        "The same settings in all (those of the first figure, with normalised observations and scaled rewards). Every "
-        "line is one seed.",
+        "All systems have the same settings: those of the first figure, with normalised observations and scaled "
+        "rewards. Every line is one seed.",
         "python benchmarks/learning_curves.py",
         "learning_curves",
         tables.curves,
@@ -102,8 +102,8 @@ SECTIONS = [
     ),
     Section(
         "MuJoCo in native batches",
-        "Env steps per second of the simulator alone: observation, reward, flags and new episodes included, beside "
-        "MuJoCo's own loop over the bare physics and Gymnasium's vector of Python envs.",
+        "Env steps per second of the simulator alone, with observation, reward, flags and new episodes. Beside it are "
+        "MuJoCo's own loop over the bare physics, and Gymnasium's vector of Python envs.",
         "python benchmarks/mujoco_batch.py",
         "mujoco_batch",
         tables.mujoco,
@@ -111,7 +111,8 @@ SECTIONS = [
     Section(
         "Collecting on Ray",
         "HalfCheetah-v5 with the same PPO: in one process, and on Ray with two processes that collect, beside RLlib "
-        "with as many. [Two ways to collect](guide/concepts.md#two-ways-to-collect) says when to choose which.",
+        "with as many. [Two ways to collect](guide/concepts.md#two-ways-to-collect) explains the choice, which "
+        "`cluster=ray` makes by itself.",
         "python benchmarks/ppo_throughput.py --envs HalfCheetah-v5 --arms rlightning ray-fragments ray-steps rllib",
         "ray_collection",
         tables.throughput,
@@ -135,17 +136,17 @@ SECTIONS = [
     ),
     Section(
         "Starting",
-        "From an empty process. Torch is most of a start. Its compiler, which any of torch's own optimizers loads when "
-        "it is made, is left out here unless `policy.compile` wants it.",
+        "Time from an empty process. Most of it is the import of torch. Torch's own optimizers load its compiler; this "
+        "package loads the compiler only with `policy.compile`.",
         "python benchmarks/startup.py",
         "startup",
         tables.startup,
     ),
     Section(
         "Costs as the work grows",
-        "The framework around envs and policies that do nothing, one thing growing at a time; an epoch has 128 steps. "
-        "The exponent is the slope between the two largest points on logarithmic axes: 1 where the cost is "
-        "proportional, 0 where it is constant.",
+        "The cost of the framework around envs and policies that do nothing. One number grows at a time; an epoch has "
+        "128 steps. The exponent is the slope between the two largest points on logarithmic axes: 1 if the cost is "
+        "proportional, 0 if it is constant.",
         "python benchmarks/growth.py",
         "growth",
         tables.growth,

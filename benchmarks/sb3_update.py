@@ -1,4 +1,4 @@
-"""Records what stable-baselines3's PPO learns from a rollout, as an oracle of the tests for ours.
+"""Record what stable-baselines3's PPO learns from a rollout, as an oracle of the tests for ours.
 
 Run it in the environment of the benchmarks' peers:
 

@@ -3,8 +3,8 @@
     python examples/own_algorithm.py
     python examples/own_algorithm.py seed=3 cluster=ray env.num_workers=2
 
-The class defines how to act and how to learn. Processes, Ray, transport of weights to actors, checkpoints, evaluation
-and logs are the framework's part.
+The class defines how to act and how to learn. The framework does the rest: processes, Ray, transport of weights to
+actors, checkpoints, evaluation and logs.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class ClippedActorCritic(BasePolicy):
     def update_dataset(self, data: TensorDictBase) -> None:
         """Estimate advantages for a rollout of T steps of N envs, [T, N]."""
         value, next_value = self._value(data["observation"]), self._value(data["next_observation"])
-        # A terminated episode is worth nothing afterwards; one that was cut by a time limit is. Neither is joined to
-        # the next episode, and a step that an env spent on its reset is no transition at all.
+        # After a terminated episode the value is 0; after one that a time limit cut it is not. Neither is joined to
+        # the next episode, and a step that an env used for its reset is no transition.
         cut = data["terminated"] | data["truncated"] | ~data["valid"]
         options = self.algo_options
         advantage = gae(
@@ -78,7 +78,7 @@ class ClippedActorCritic(BasePolicy):
         self.dataset = data.select("observation", "action", "log_prob")[valid], advantage[valid], value[valid]
 
     def train(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Learn from the rollout, and tell of it."""
+        """Learn from the rollout, and return metrics."""
         rows, advantage, value = self.dataset
         weight = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
         progress = self.epoch / self.train_config.max_epochs
@@ -94,7 +94,7 @@ class ClippedActorCritic(BasePolicy):
             (policy_loss + 0.5 * value_loss).backward()
             nn.utils.clip_grad_norm_(self.actor.parameters(), 0.5)
             self.optimizer.step()
-        # Names of the metrics reference are used as they are; others would go under user/.
+        # Names of the metrics reference are used as they are; other names have the prefix user/.
         return {"train/policy_loss": policy_loss.item(), "train/value_loss": value_loss.item()}
 
     def _value(self, observation: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
     python examples/own_env.py
     python examples/own_env.py env.num_envs=256 cluster=ray env.num_workers=2
 
-A simulator or a robot is brought in the same way: N sub-envs are reset and stepped together, batch first.
+Add a simulator or a robot in the same way: N sub-envs are reset and stepped together, batch first.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ STEPS = 40
 
 @register("simulator", "reach")  # what env.backend calls it
 class Reach(BaseEnv):
-    """N points in the plane; each is to reach its target, and the reward is minus the distance to it.
+    """N points in the plane; each must reach its target, and the reward is minus the distance to it.
 
-    A point observes where its target lies, seen from itself, [2], and chooses a step of at most 0.1 along each axis.
+    A point observes the position of its target relative to itself, [2], and chooses a step of at most 0.1 per axis.
     """
 
     def __init__(self, config: EnvConfig) -> None:
@@ -54,12 +54,12 @@ class Reach(BaseEnv):
         self.way -= 0.1 * response.action_for_env
         self.age += 1
         reward = -np.linalg.norm(self.way, axis=1)
-        # A time limit is a truncation: the state after it has a value. What was truly seen last must not get lost.
+        # A time limit is a truncation: the state after it has a value, so the true last observation is kept.
         truncated = self.age == STEPS
         final = self.way.copy() if truncated.any() else None
         self._begin(truncated)
         never = np.zeros_like(truncated)
-        # The arrays may be used again in the next step: the worker copies them.
+        # The worker copies these arrays, so that the next step may use them again.
         return EnvRet(self.way, reward, terminated=never, truncated=truncated, is_reset=never, final_observation=final)
 
     def _begin(self, rows: np.ndarray[Any, Any]) -> None:

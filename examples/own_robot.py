@@ -3,8 +3,8 @@
     python examples/own_robot.py                            # a million steps, some minutes
     rlightning eval runs/fourleg --video fourleg.mp4
 
-The model, ``robots/fourleg.xml``, is a body on four legs. Masses, friction and motors differ from world to world and
-from episode to episode, and the robot is pushed, the harder the longer it has practised.
+The model, ``robots/fourleg.xml``, is a body on four legs. Masses, friction and motors differ between worlds and between
+episodes, and the robot is pushed, harder as training goes on.
 """
 
 from __future__ import annotations

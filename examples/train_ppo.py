@@ -3,7 +3,7 @@
     python examples/train_ppo.py
     python examples/train_ppo.py seed=7 train.lr=5e-4 cluster=ray env.num_workers=2
 
-Where the workers live is the business of the configuration: the script is the same in one process and on Ray.
+The configuration decides where the workers run: the script is the same in one process and on Ray.
 """
 
 from rlightning import Config, build_data_buffer, build_engine, build_env_group, build_policy_group, launch
