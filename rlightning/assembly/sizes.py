@@ -20,7 +20,7 @@ from rlightning.runtime.spawn import WorkerSpec
 from rlightning.types import EnvMeta
 from rlightning.types.tree import tree_leaves
 from rlightning.weights.topology import strategy_named, transport
-from rlightning.weights.traffic import HANDLE, WeightRoute, paired_routes, weight_routes
+from rlightning.weights.traffic import PAIRED, WeightRoute, paired_routes, weight_routes
 
 CONTEXT_GB = 0.5
 """GB of a device that each process on it takes for itself, before any tensor; an assumption."""
@@ -40,7 +40,7 @@ class Sizes:
         action: Bytes of one action.
         weights: Bytes of all that acts: parameters and buffers.
         parameters: Trainable numbers.
-        loads_whole: Whether the policy has a ``load_state_dict`` of its own, which gets all weights at once.
+        loads_whole: Whether weights travel as a whole: the policy has a ``load_state_dict`` of its own, and no buffer.
     """
 
     observation: int
@@ -112,13 +112,14 @@ def measure(config: Config, meta: EnvMeta) -> Sizes:
     on_cpu = config.policy.model_copy(update={"train_num_gpus": 0.0, "eval_num_gpus": 0.0})
     policy: BasePolicy = lookup("policy", config.policy.type)(on_cpu, PolicyRole.EVAL)
     policy.init_eval(config.evaluation, meta)
+    kept = strategy_named(config.policy.weight_buffer.buffer_strategy)
     tensors = [tensor for module in policy.get_trainable_parameters().values() for tensor in module.values()]
     return Sizes(
         observation=space_bytes(meta.observation_space),
         action=space_bytes(meta.action_space),
         weights=sum(tensor.numel() * tensor.element_size() for tensor in tensors),
         parameters=sum(parameter.numel() for parameter in policy.parameters() if parameter.requires_grad),
-        loads_whole=not policy._tensors.loads_plainly,
+        loads_whole=not (policy._tensors.loads_plainly or kept.is_buffered),
     )
 
 
@@ -165,7 +166,7 @@ def _flow(what: str, senders: Sequence[WorkerSpec], receivers: Sequence[WorkerSp
 def _weight_transport(plan: RunPlan) -> str:
     """Name the way of the weights if all workers of a kind live on one node."""
     if plan.weights.is_paired:
-        return HANDLE
+        return PAIRED
     remote = {spec.remote for spec in (*plan.workers.train, *plan.workers.eval)}
     return transport(
         plan.weights.strategy,
@@ -206,8 +207,7 @@ def memory_of(plan: RunPlan, sizes: Sizes) -> Memory:
     double = waiting.buffer_strategy == "Double" and waiting.type == "WeightBuffer"
     are_processes = config.cluster.remote_train and config.cluster.remote_eval
     is_copied = plan.weights.by_node_memory and waiting.buffer_strategy != "Shared"
-    is_whole = sizes.loads_whole and not strategy_named(waiting.buffer_strategy).is_buffered
-    bucket = weights if is_whole else min(weights, int(1e6 * waiting.bucket_mb))
+    bucket = weights if sizes.loads_whole else min(weights, int(1e6 * waiting.bucket_mb))
     steps = config.buffer.capacity or config.train.max_rollout_steps
     return Memory(
         train=weights + (1 + states) * 4 * sizes.parameters,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from rlightning.weights.topology import build_transfer_info_for_disaggregated, strategy_named, transport
 
-HANDLE, BROADCAST = "handle of shared memory", "broadcast"
-"""Ways that are no strategy of the weight buffer."""
+PAIRED, BROADCAST = "shared memory", "broadcast"
+"""Ways that do not follow from the strategy of the weight buffer: between colocated policies, and by a group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ def paired_routes(pairs: Iterable[tuple[str, str, str, str]], num_bytes: int) ->
         num_bytes: Bytes of a bundle.
     """
     return [
-        WeightRoute(sender, node, target, (receiver,), HANDLE, 0 if node == target else num_bytes, num_bytes)
+        WeightRoute(sender, node, target, (receiver,), PAIRED, 0 if node == target else num_bytes, num_bytes)
         for sender, node, receiver, target in pairs
     ]
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from rlightning.assembly.picture import draw, fold, spans
 from rlightning.assembly.plan import placement_options, plan_run, worker_requests
-from rlightning.assembly.sizes import CONTEXT_GB, Sizes, device_memory, host_memory, memory_of, routes_of
+from rlightning.assembly.sizes import CONTEXT_GB, Sizes, device_memory, host_memory, measure, memory_of, routes_of
 from rlightning.assembly.workers import plan_workers
 from rlightning.commands.check import machine_at_hand
 from rlightning.commands.cli import app
@@ -20,6 +20,8 @@ from rlightning.configuring.load import load_config
 from rlightning.errors import ConfigError, PlacementError
 from rlightning.placement import Slot
 from rlightning.runtime import ray_backend
+from tests.doubles import LINE_META
+from tests.engine.doubles import config as small_config
 from tests.placement.makers import nodes, plan, seats, workers
 
 REMOTE = {"remote_env": True, "remote_eval": True, "remote_train": True, "remote_storage": True}
@@ -258,6 +260,12 @@ def test_memory_of_a_device_is_that_of_its_policies_and_their_processes():
     assert memory_of(plan_run(config()), replace(sizes, loads_whole=True)).handed_on == 10**9
 
 
+@pytest.mark.parametrize(("strategy", "loads_whole"), [("None", True), ("Double", False), ("Shared", False)])
+def test_only_without_a_buffer_an_own_load_state_dict_makes_weights_travel_whole(strategy, loads_whole):
+    own = small_config(policy={"weight_buffer": {"buffer_strategy": strategy}})
+    assert measure(own, LINE_META).loads_whole is loads_whole
+
+
 def test_weights_go_from_this_process_to_where_the_plan_says():
     cfg = config({"remote_train": False, "eval_worker_num": 2})
     routes = routes_of(plan_run(cfg, nodes(2, gpus=0)), 100)
@@ -274,7 +282,7 @@ def test_colocated_policies_are_never_left_to_chance():
     assert [slot.node for slot in found.of("train")] == [slot.node for slot in found.of("eval")] == ["n0", "n1"]
     assert found.binding
     routes = routes_of(made, 100)
-    assert [(route.how, route.link_bytes) for route in routes] == [("handle of shared memory", 0)] * 2
+    assert [(route.how, route.link_bytes) for route in routes] == [("shared memory", 0)] * 2
 
 
 def test_contradictions_of_placement_are_refused():

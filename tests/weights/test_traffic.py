@@ -55,4 +55,4 @@ def test_processes_of_one_node_hand_on_by_memory_and_others_do_not(strategy):
 
 def test_colocated_pairs_use_no_link():
     (route,) = paired_routes([("t0", "a", "e0", "a")], 100)
-    assert (route.link_bytes, route.node_bytes, route.how) == (0, 100, "handle of shared memory")
+    assert (route.link_bytes, route.node_bytes, route.how) == (0, 100, "shared memory")
