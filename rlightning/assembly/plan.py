@@ -114,7 +114,7 @@ def plan_run(config: Config, cluster: Cluster | None = None, workers: WorkerPlan
 def is_placed(config: Config) -> bool:
     """Return whether the places of workers are planned; otherwise Ray decides on each."""
     cluster, placement = config.cluster, config.cluster.placement
-    decided = placement.mode == "manual" or placement.strategy != "default"
+    decided = placement.mode == "manual" or placement.strategy != "default" or cluster.is_colocated
     tied = placement.env_strategy in ("device-colocate", "node-affinity")
     counted = cluster.buffer_worker_num == "auto" and cluster.ray_address != "local"
     return cluster.any_remote and (decided or tied or counted or cluster.needs != WorkerNeedsConfig())

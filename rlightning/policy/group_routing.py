@@ -134,7 +134,7 @@ class GroupRouting:
         self, handle: WorkerHandle, env_ids: Sequence[Hashable], env_rets: Sequence[Any], options: Mapping[str, Any]
     ) -> list[Future[PolicyResponse]]:
         """Ask one policy by one call; a test double by one for each env worker, since it knows nothing else."""
-        if not self._members.hooks[handle].is_policy:
+        if not self._members.methods[handle].is_policy:
             return [handle.call(BasePolicy._rollout, env_ret, **options) for env_ret in env_rets]
         named = {**options, "env_ids": env_ids}
         if self._weights.pending:
@@ -150,9 +150,9 @@ class GroupRouting:
         answers = []
         for env_id, env_ret, i in zip(env_ids, env_rets, self._choose(env_ids, self._loads()), strict=True):
             handle = self._members.actors[i]
-            hooks = self._members.hooks[handle]
-            named = {**options, "env_ids": (env_id,)} | self._needed(handle) if hooks.is_policy else options
-            answers.append(handle.call_beside(self._channel(env_id), hooks.rollout_async, env_ret, **named))
+            methods = self._members.methods[handle]
+            named = {**options, "env_ids": (env_id,)} | self._needed(handle) if methods.is_policy else options
+            answers.append(handle.call_beside(self._channel(env_id), methods.rollout_async, env_ret, **named))
             self._in_flight.append((handle, answers[-1]))
         return answers
 

@@ -14,7 +14,7 @@ NO_LEARNER = "the group has no train policy: give one to PolicyGroup, or push on
 
 
 @dataclass(frozen=True, slots=True)
-class Hooks:
+class PolicyMethods:
     """The methods by which a group calls a policy.
 
     A test double offers some hooks of the contract and nothing else. It is asked for them once, when it is wrapped.
@@ -32,8 +32,8 @@ class Hooks:
     train: Any
 
     @classmethod
-    def of(cls, worker: Any) -> Hooks:
-        """Find the hooks of a policy, or of the handle of one."""
+    def of(cls, worker: Any) -> PolicyMethods:
+        """Find the methods of a policy, or of the handle of one."""
 
         def choose(method: Any, other: Any) -> Any:
             return method if hasattr(worker, method.__name__) else other
@@ -52,7 +52,7 @@ class Members:
     Attributes:
         learners: The train policies.
         actors: The eval policies.
-        hooks: Of each policy, the methods by which it is called.
+        methods: Of each policy, the methods by which it is called.
         timeout_s: Seconds that a call may take; None is no limit.
     """
 
@@ -63,7 +63,7 @@ class Members:
         self.learners: list[WorkerHandle] = []
         self.actors: list[WorkerHandle] = []
         self.timeout_s, self._seed = timeout_s, seed
-        self.hooks: dict[WorkerHandle, Hooks] = {}
+        self.methods: dict[WorkerHandle, PolicyMethods] = {}
         for role, workers in ((PolicyRole.TRAIN, learners), (PolicyRole.EVAL, actors)):
             for worker in workers:
                 self.add(worker, role)
@@ -77,15 +77,15 @@ class Members:
         held = self.of(role)
         handle = as_handle(worker, f"{role.value}[{len(held)}]")
         held.append(handle)
-        self.hooks[handle] = Hooks.of(worker)
+        self.methods[handle] = PolicyMethods.of(worker)
         return handle
 
     def remove(self, handles: Sequence[WorkerHandle]) -> None:
         """Remove some policies."""
         for handle in handles:
-            del self.hooks[handle]
-        self.learners[:] = [handle for handle in self.learners if handle in self.hooks]
-        self.actors[:] = [handle for handle in self.actors if handle in self.hooks]
+            del self.methods[handle]
+        self.learners[:] = [handle for handle in self.learners if handle in self.methods]
+        self.actors[:] = [handle for handle in self.actors if handle in self.methods]
 
     def handles(self) -> list[WorkerHandle]:
         """Return all, train policies first."""
@@ -103,7 +103,7 @@ class Members:
 
     def policies(self, handles: Sequence[WorkerHandle]) -> list[WorkerHandle]:
         """Leave the test doubles out."""
-        return [handle for handle in handles if self.hooks[handle].is_policy]
+        return [handle for handle in handles if self.methods[handle].is_policy]
 
     def timers(self) -> list[PartHandle]:
         """Return the timers of all policies but test doubles."""

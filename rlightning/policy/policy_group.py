@@ -225,7 +225,7 @@ class PolicyGroup:
             )
         self._formation.renew()
         calls = [
-            Call(handle, self._members.hooks[handle].update_dataset, (data,))
+            Call(handle, self._members.methods[handle].update_dataset, (data,))
             for handle, data in zip(self._members.learners, sample_data, strict=True)
         ]
         return max((lag for lag in collective_call(calls, self._members.timeout_s) if lag is not None), default=0)
@@ -239,7 +239,7 @@ class PolicyGroup:
         self._formation.renew()
         if len(self._members.learners) > 1 and not self._formation.generation:
             require_group(self._members)
-        calls = [Call(handle, self._members.hooks[handle].train, args, kwargs) for handle in self._members.learners]
+        calls = [Call(handle, self._members.methods[handle].train, args, kwargs) for handle in self._members.learners]
         if not calls:
             raise ProtocolError(NO_LEARNER)
         self._reports = collective_call(calls, self._members.timeout_s)

@@ -178,7 +178,7 @@ class WeightPort:
 
         Raises:
             WeightSyncError: If it does not fit, or its version is older than the one in force and would replace it.
-                What was in force stays in force if nothing of the version was copied in before; else no request is
+                The weights in force stay so if nothing of the version was copied in before. Otherwise no request is
                 answered until a whole version has come.
         """
         if self._buffer is not None:

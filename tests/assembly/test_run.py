@@ -35,6 +35,8 @@ def test_where_ray_decides_nothing_is_planned():
     local = dict.fromkeys(("remote_env", "remote_eval", "remote_storage", "remote_train"), False)
     assert not is_placed(config(**local))
     assert is_placed(config())
+    # The plan that `rlightning check` shows is the one of the run.
+    assert is_placed(config("default", is_colocated=True))
 
 
 def test_builders_with_one_configuration_object_continue_one_run():
