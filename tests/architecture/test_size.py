@@ -16,7 +16,7 @@ ROOMS = {
     "buffer": 810,
     "checkpoint": 370,
     "collect": 620,
-    "commands": 1_500,
+    "commands": 1_540,
     "config": 410,
     "configuring": 1_500,
     "device": 40,

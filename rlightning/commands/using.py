@@ -1,0 +1,54 @@
+"""Commands that use what was trained. Everything heavy is imported inside of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rlightning.commands.app import OverridesArgument, RunArgument, app, exit_codes, loading, open_console
+from rlightning.errors import ConfigError, Problem
+
+_VIDEO_ENDINGS = (".mp4", ".gif")
+
+
+@app.command(name="eval")
+def evaluate(
+    run: RunArgument,
+    overrides: OverridesArgument = None,
+    episodes: Annotated[
+        int | None, typer.Option(min=1, help="Whole episodes to run; default: evaluation.episodes.")
+    ] = None,
+    video: Annotated[Path | None, typer.Option(help="Write one episode to this .mp4 or .gif file.")] = None,
+    sampled: Annotated[
+        bool, typer.Option("--sampled", help="Sample actions instead of taking the most likely ones.")
+    ] = False,
+    checkpoint: Annotated[
+        str, typer.Option(help="Which checkpoint: 'best' (the last one where none was marked), 'last', or its folder.")
+    ] = "best",
+    seed: Annotated[
+        int | None, typer.Option(min=0, max=2**64 - 1, help="Seed of the episodes; default: evaluation.seed.")
+    ] = None,
+    fps: Annotated[
+        float | None, typer.Option(min=1, help="Steps per second of the video; default: real time, as the env says.")
+    ] = None,
+) -> None:
+    """Run whole episodes with the policy of a run and print their returns; in one process, without Ray.
+
+    For example:
+
+        rlightning eval runs/ppo_halfcheetah-20250131-120000 --episodes 20
+
+        rlightning eval runs/ppo_halfcheetah-20250131-120000 --video cheetah.mp4
+
+        rlightning eval runs/ppo_halfcheetah-20250131-120000 env.env_kwargs.reset_noise_scale=0.2
+    """
+    with exit_codes():
+        if video is not None and video.suffix not in _VIDEO_ENDINGS:
+            raise ConfigError(Problem("--video", f"must end in {' or '.join(_VIDEO_ENDINGS)}, got {str(video)!r}"))
+        with loading():
+            from rlightning.commands.evaluate import EvalRequest, evaluate_run
+
+        request = EvalRequest(run, checkpoint, episodes, video, sampled, seed, fps, tuple(overrides or ()))
+        evaluate_run(request, open_console())
