@@ -25,6 +25,7 @@ _PUBLIC = {
     "build_env_group": "rlightning.launch",
     "build_policy_group": "rlightning.launch",
     "launch": "rlightning.launch",
+    "load_policy": "rlightning.deployment.trained_policy",
     "register": "rlightning.registry",
 }
 
@@ -32,6 +33,7 @@ __all__ = [*sorted(_PUBLIC), "__version__"]
 
 if TYPE_CHECKING:
     from rlightning.config import Config as Config
+    from rlightning.deployment.trained_policy import load_policy as load_policy
     from rlightning.env.base_env import BaseEnv as BaseEnv
     from rlightning.launch import assemble as assemble
     from rlightning.launch import build_data_buffer as build_data_buffer

@@ -15,7 +15,6 @@ from typing import Any
 from rich.console import Console
 
 from rlightning.assembly.assemble import assemble
-from rlightning.checkpoint import locate
 from rlightning.config import Config, EnvConfig
 from rlightning.configuring.changes import keep_changes, open_folder
 from rlightning.device import available_gpus
@@ -23,9 +22,8 @@ from rlightning.engine.base_engine import BaseEngine
 from rlightning.engine.recorder import CheckpointFolder
 from rlightning.env.env_worker import EnvWorker
 from rlightning.env.episodes import Episode
-from rlightning.errors import CheckpointError, ConfigError, MissingDependency, RLightningError
+from rlightning.errors import ConfigError, MissingDependency, RLightningError
 from rlightning.observability.logs import log_to_console
-from rlightning.observability.run_folder import RunFolder
 from rlightning.registry import lookup
 from rlightning.runtime import LocalFuture
 from rlightning.types import BatchedData
@@ -73,7 +71,7 @@ def evaluate_run(request: EvalRequest, console: Console) -> None:
         ConfigError: If the run's configuration cannot be loaded.
     """
     run = open_folder(request.run, request.overrides)
-    checkpoint = _find_checkpoint(run, request.checkpoint)
+    checkpoint = CheckpointFolder(run.checkpoints).find(request.checkpoint)
     config = _for_evaluation(run.config, request)
     log_to_console(config.log.level)
     if request.video is not None:
@@ -130,7 +128,7 @@ def record_episode(
         raise
     path.parent.mkdir(parents=True, exist_ok=True)
     writer: Any = imageio.get_writer
-    fps = fps or worker.render_fps() or _DEFAULT_FPS
+    fps = fps or worker.get_meta().rate_hz or _DEFAULT_FPS
     rate, options = _frame_rate(fps, path.suffix)
     try:
         env_ret = worker.reset()
@@ -192,18 +190,6 @@ def _can_draw(backend: str) -> bool:
     except (OSError, subprocess.TimeoutExpired):
         return False
     return done.returncode == 0
-
-
-def _find_checkpoint(run: RunFolder, wanted: str) -> Path:
-    folder = CheckpointFolder(run.checkpoints)
-    if wanted == "best":
-        return folder.best() or folder.last()
-    if wanted == "last":
-        return folder.last()
-    for path in (Path(wanted), run.checkpoints / wanted):
-        if locate(path).is_dir():
-            return path
-    raise CheckpointError(f"there is no checkpoint {wanted!r}; {run.checkpoints} lists those of the run")
 
 
 def _for_evaluation(config: Config, request: EvalRequest) -> Config:

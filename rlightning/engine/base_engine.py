@@ -35,6 +35,8 @@ from rlightning.errors import (
 from rlightning.functional.schedules import anneal
 from rlightning.observability.timer import Span
 from rlightning.policy.policy_group import PolicyGroup
+from rlightning.types import EnvMeta
+from rlightning.types.spaces import meta_to_state
 
 logger = logging.getLogger(__name__)
 
@@ -101,6 +103,7 @@ class BaseEngine(ABC):
         self._closed = False
         self._pushes = 0
         self._interrupt = Interrupt()
+        self._spec = policy_spec(config, collector.env_group.env_meta)
         self._saved_at = time.monotonic()
 
     @property
@@ -236,6 +239,7 @@ class BaseEngine(ABC):
             "policy": self.policy_group.get_training_state(),
             "env": collected["env"],
             "engine": counters,
+            "spec": self._spec,
         }
 
     def resume(self, checkpoint: Path | str) -> None:
@@ -366,6 +370,16 @@ class BaseEngine(ABC):
             self._best = score
             return True
         return False
+
+
+def policy_spec(config: Config, env_meta: EnvMeta) -> dict[str, Any]:
+    """Return what a checkpoint stores so that its policy can be built without the run: options, modules and spaces."""
+    return {
+        "policy": config.policy.model_dump(mode="json"),
+        "imports": list(config.imports),
+        "seed": config.seed,
+        "env_meta": meta_to_state(env_meta),
+    }
 
 
 def _due(epoch: int, interval: int, last: bool) -> bool:

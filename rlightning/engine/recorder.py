@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rlightning.checkpoint import locate, named_in, newest_whole, save_state
+from rlightning.errors import CheckpointError
 from rlightning.observability.sinks import MetricSink
 from rlightning.observability.timer import Span
 from rlightning.observability.trace import TraceFile
@@ -123,6 +124,21 @@ class CheckpointFolder:
         mark = self.path / "best"
         named = named_in(mark) if mark.is_file() else mark.resolve()
         return named if locate(named).is_dir() else None
+
+    def find(self, wanted: str) -> Path:
+        """Find a checkpoint: "best" (the last one where none was marked), "last", or by its name or folder.
+
+        Raises:
+            CheckpointError: If there is none.
+        """
+        if wanted == "best":
+            return self.best() or self.last()
+        if wanted == "last":
+            return self.last()
+        for path in (Path(wanted), self.path / wanted):
+            if locate(path).is_dir():
+                return path
+        raise CheckpointError(f"there is no checkpoint {wanted!r}; {self.path} lists those of the run")
 
     def _link(self, name: str, folder: Path) -> None:
         """Make a symbolic link, or where there are none, as on some network drives, a file with the folder's name."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rlightning.env.env_worker import EnvWorker
@@ -311,4 +311,4 @@ def _common_meta(metas: Sequence[EnvMeta]) -> EnvMeta:
     limits = {meta.max_episode_steps for meta in metas}
     limit = max((limit for limit in limits if limit is not None), default=None) if None not in limits else None
     num_envs = sum(meta.num_envs for meta in metas)
-    return EnvMeta(name, first.observation_space, first.action_space, num_envs, limit)
+    return replace(first, name=name, num_envs=num_envs, max_episode_steps=limit)

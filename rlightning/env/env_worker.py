@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import numpy as np
@@ -87,7 +87,7 @@ class EnvWorker:
         self._env.purpose = purpose
         if not isinstance(getattr(self._env, "meta", None), EnvMeta):
             raise ProtocolError(f"{env_class.__name__} must set self.meta to an EnvMeta in its constructor")
-        self._meta = self._env.meta
+        self._meta = replace(self._env.meta, rate_hz=self._env.meta.rate_hz or self._env.render_fps)
         self._num_envs = n = self._meta.num_envs
         if n != config.num_envs:
             raise ShapeError(f"{env_class.__name__} has {n} sub-envs and env.num_envs is {config.num_envs}")
@@ -213,10 +213,6 @@ class EnvWorker:
             return self._env.render()
         except SystemExit as error:
             self._fail(error, "render", is_fault=False)
-
-    def render_fps(self) -> float | None:
-        """Return the steps per second of the env's own time; None where that is unknown."""
-        return self._env.render_fps
 
     def close(self) -> None:
         """Close the env; may be called twice."""

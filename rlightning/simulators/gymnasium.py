@@ -25,6 +25,7 @@ from rlightning.simulators.loop import EnvLoop
 from rlightning.simulators.mujoco.drawing import prepare_to_draw
 from rlightning.simulators.mujoco.gymnasium_state import model_digest
 from rlightning.simulators.mujoco.loading import quiet_loading
+from rlightning.simulators.mujoco.names import actuator_names
 from rlightning.simulators.vector import VectorRows
 from rlightning.simulators.wrapping import check_wrappers, steps_inside, wrap
 from rlightning.types import EnvMeta, EnvRet, PolicyResponse
@@ -59,7 +60,14 @@ class GymnasiumEnv(BaseEnv):
         except gym.error.DependencyNotInstalled as error:
             raise MissingDependency(f"{config.name} needs a package that is not installed: {error}") from error
         limit = config.max_episode_steps or factory.time_limit
-        self.meta = EnvMeta(config.name, rows.observation_space, rows.action_space, rows.num_envs, limit)
+        self.meta = EnvMeta(
+            config.name,
+            rows.observation_space,
+            rows.action_space,
+            rows.num_envs,
+            limit,
+            action_names=actuator_names(getattr(rows.env.unwrapped, "model", None), sum(rows.action_space.shape or ())),
+        )
         self.resets_with_next_step = rows.resets_with_next_step
         self.render_fps = self._read_fps()
         self._models = self._digest_models()

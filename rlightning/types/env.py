@@ -21,6 +21,8 @@ class EnvMeta:
         action_space: Of one sub-env, without a batch axis.
         num_envs: N, the sub-envs of one worker; on the meta of a group, of all its workers together.
         max_episode_steps: Steps after which an episode is truncated; None where there is no limit.
+        rate_hz: Steps per second of the env's own time; None if unknown.
+        action_names: Names of the dimensions of the action, such as those of actuators; empty if they have none.
     """
 
     name: str
@@ -28,6 +30,8 @@ class EnvMeta:
     action_space: gym.Space[Any]
     num_envs: int
     max_episode_steps: int | None = None
+    rate_hz: float | None = None
+    action_names: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)

@@ -19,9 +19,10 @@ ROOMS = {
     "commands": 1_540,
     "config": 410,
     "configuring": 1_500,
+    "deployment": 260,
     "device": 40,
     "distributed": 770,
-    "engine": 890,
+    "engine": 920,
     "env": 2_040,
     "errors": 190,
     "functional": 420,
@@ -32,13 +33,13 @@ ROOMS = {
     "policy": 4_450,
     "registry": 120,
     "runtime": 1_740,
-    "simulators": 3_380,
-    "types": 360,
+    "simulators": 3_390,
+    "types": 470,
     "weights": 2_300,
 }
 """Most lines of each room, docstrings and comments among them."""
 
-FILE_LINES, TEST_LINES = 500, 25_900
+FILE_LINES, TEST_LINES = 500, 26_300
 
 
 def test_each_room_keeps_to_its_lines():

@@ -27,6 +27,7 @@ def run(config, until, out=None, checkpoint=None):
             metrics = engine.run_epoch()
             rows.append({name: value for name, value in metrics.items() if not name.startswith("time/")})
         state = engine.get_state()
+        del state["spec"]  # the options, which differ between ways of doing the same
         report = {
             "rows": rows,
             "epoch": engine.epoch,

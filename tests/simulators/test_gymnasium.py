@@ -350,4 +350,4 @@ def test_sub_envs_share_neither_actions_nor_arguments_nor_options():
 # KeepingEnv says 20 in its metadata; HalfCheetah's dt is 0.05 s; CountingEnv says nothing.
 @pytest.mark.parametrize(("name", "fps"), [("KeepingEnv", 20), ("HalfCheetah-v5", 20), ("CountingEnv", None)])
 def test_the_time_of_a_step_is_read_from_the_env(name, fps):
-    assert worker(name if "-" in name else f"{DOUBLES}{name}").render_fps() == fps
+    assert worker(name if "-" in name else f"{DOUBLES}{name}").get_meta().rate_hz == fps

@@ -57,8 +57,11 @@ def test_frames_are_stacked_per_sub_env_and_stored(tmp_path):
 
 def test_a_wrapper_that_repeats_actions_makes_each_step_longer():
     repeat = ["RepeatAction", {"num_repeats": 2}]
-    assert worker("KeepingEnv").render_fps() == 20
-    assert worker("KeepingEnv", wrappers=wrappers(repeat, ["ClipReward", {"max_reward": 1}], repeat)).render_fps() == 5
+    assert worker("KeepingEnv").get_meta().rate_hz == 20
+    assert (
+        worker("KeepingEnv", wrappers=wrappers(repeat, ["ClipReward", {"max_reward": 1}], repeat)).get_meta().rate_hz
+        == 5
+    )
 
 
 def test_an_env_with_a_vector_implementation_is_wrapped_as_a_plain_one():

@@ -19,6 +19,7 @@ from rlightning.registry import lookup
 from rlightning.simulators.mujoco.curriculum import Curriculum
 from rlightning.simulators.mujoco.drawing import Picture
 from rlightning.simulators.mujoco.loading import load_model
+from rlightning.simulators.mujoco.names import actuator_names
 from rlightning.simulators.mujoco.randomisation import Delay, Noise, Pushes, RandomModels
 from rlightning.simulators.mujoco.task import Task, TaskOptions, parse_options
 from rlightning.simulators.mujoco.worlds import (
@@ -73,7 +74,14 @@ class MujocoEnv(BaseEnv):
         size = sum(widths.values())
         limit = config.max_episode_steps or task_class.time_limit(config.name)
         observation_space = gym.spaces.Box(-np.inf, np.inf, (size,), np.float64)
-        self.meta = EnvMeta(config.name, observation_space, action_space, n, limit)
+        self.meta = EnvMeta(
+            config.name,
+            observation_space,
+            action_space,
+            n,
+            limit,
+            action_names=actuator_names(model, len(bounds[0])),
+        )
         self._limit = limit
         self._ages = np.zeros(n, np.int64)
         self._never = np.zeros(n, np.bool_)
