@@ -52,3 +52,46 @@ def evaluate(
 
         request = EvalRequest(run, checkpoint, episodes, video, sampled, seed, fps, tuple(overrides or ()))
         evaluate_run(request, open_console())
+
+
+@app.command()
+def export(
+    run: RunArgument,
+    kind: Annotated[
+        str, typer.Option("--format", "-f", help="onnx, torchscript, or safetensors for the weights alone.")
+    ] = "onnx",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The file; default: policy with the format's ending, in RUN.")
+    ] = None,
+    checkpoint: Annotated[
+        str, typer.Option(help="Which checkpoint: 'best' (the last one where none was marked), 'last', or its folder.")
+    ] = "best",
+) -> None:
+    """Write the policy of a run into a file for other programs, and compare both on 1,000 observations.
+
+    Observations are normalised inside, and actions are those of the env: the most likely ones, mapped and clipped.
+
+    For example:
+
+        rlightning export runs/ppo_halfcheetah-20250131-120000
+
+        rlightning export runs/ppo_halfcheetah-20250131-120000 --format torchscript --output cheetah.pt
+    """
+    with exit_codes():
+        with loading():
+            from rlightning.deployment.export import COMPARED_ROWS, FORMATS, export_policy
+            from rlightning.deployment.trained_policy import load_policy
+
+        policy = load_policy(run, checkpoint=checkpoint)
+        exported = export_policy(policy, output or run / f"policy{FORMATS.get(kind, '')}", kind)
+        lines = {
+            "file": f"{exported.path}, {exported.path.stat().st_size / 1e3:,.0f} kB",
+            "checkpoint": f"{exported.metadata['checkpoint']}, version {exported.metadata['weights_version']}",
+            **{name: f"in   {what}" for name, what in exported.inputs.items()},
+            **{name: f"out  {what}" for name, what in exported.outputs.items()},
+            "compared": "weights only, equal"
+            if exported.difference is None
+            else f"{COMPARED_ROWS:,} observations, largest difference of an action {exported.difference:.2g}",
+        }
+        for label, text in lines.items():
+            open_console().print(f"{label:<11} {text}", soft_wrap=True, markup=False)

@@ -56,9 +56,9 @@ class Flatten:
             return torch.cat([part(observation[key]) for key, part in self._parts.items()], dim=-1)
         rows: Tensor = observation
         if self._choices:
-            columns = rows.reshape(len(rows), -1).to(torch.int64)
+            columns = rows.reshape(rows.shape[0], -1).to(torch.int64)
             one_hot = [F.one_hot(columns[:, i] - start, n) for i, (start, n) in enumerate(self._choices)]
             rows = torch.cat(one_hot, dim=-1)
         elif rows.ndim != 2:
-            rows = rows.reshape(len(rows), -1)
+            rows = rows.reshape(rows.shape[0], -1)
         return rows if rows.dtype is torch.float32 else rows.to(torch.float32)

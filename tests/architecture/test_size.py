@@ -16,10 +16,10 @@ ROOMS = {
     "buffer": 810,
     "checkpoint": 370,
     "collect": 620,
-    "commands": 1_540,
+    "commands": 1_570,
     "config": 410,
     "configuring": 1_500,
-    "deployment": 260,
+    "deployment": 560,
     "device": 40,
     "distributed": 770,
     "engine": 920,
@@ -39,7 +39,7 @@ ROOMS = {
 }
 """Most lines of each room, docstrings and comments among them."""
 
-FILE_LINES, TEST_LINES = 500, 26_300
+FILE_LINES, TEST_LINES = 500, 26_400
 
 
 def test_each_room_keeps_to_its_lines():

@@ -60,5 +60,9 @@ KINDS = {
 def train_kind(kind, folder, *overrides):
     """Train a kind of policy for two epochs; return the folder of the run."""
     preset, *own = KINDS[kind]
-    loaded = load_config(preset, [*own, *SHORT, f"train.save_dir={folder}", f"log.name={kind}", *overrides])
-    return train(loaded, Console(quiet=True)).path
+    return train_preset(preset, *own, *SHORT, *overrides, folder=folder)
+
+
+def train_preset(preset, *overrides, folder):
+    """Train a preset, without a word; return the folder of the run."""
+    return train(load_config(preset, [*overrides, f"train.save_dir={folder}"]), Console(quiet=True)).path

@@ -15,20 +15,7 @@ from rlightning.configuring.changes import open_folder
 from rlightning.errors import CheckpointError, ConfigError, ProtocolError, ShapeError
 from rlightning.types import EnvRet
 from rlightning.types.tree import tree_leaves, tree_map
-from tests.deployment.kinds import KINDS, train_kind
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """Return the folder of a run of a kind, which is trained when it is asked for first."""
-    folders = {}
-
-    def run_of(kind):
-        if kind not in folders:
-            folders[kind] = train_kind(kind, tmp_path_factory.mktemp(kind))
-        return folders[kind]
-
-    return run_of
+from tests.deployment.kinds import KINDS
 
 
 @pytest.fixture(scope="module")
