@@ -13,6 +13,7 @@ __version__ = "0.2.0.dev0"
 _PUBLIC = {
     "BaseEnv": "rlightning.env.base_env",
     "BasePolicy": "rlightning.policy.base_policy",
+    "Callback": "rlightning.engine.callbacks",
     "Config": "rlightning.config",
     "EnvMeta": "rlightning.types",
     "EnvRet": "rlightning.types",
@@ -34,6 +35,7 @@ __all__ = [*sorted(_PUBLIC), "__version__"]
 if TYPE_CHECKING:
     from rlightning.config import Config as Config
     from rlightning.deployment.trained_policy import load_policy as load_policy
+    from rlightning.engine.callbacks import Callback as Callback
     from rlightning.env.base_env import BaseEnv as BaseEnv
     from rlightning.launch import assemble as assemble
     from rlightning.launch import build_data_buffer as build_data_buffer

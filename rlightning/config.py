@@ -47,6 +47,15 @@ class WrapperConfig(FiniteSection):
     """Its arguments besides the env."""
 
 
+class CallbackConfig(FiniteSection):
+    """What is called at the events of a run."""
+
+    name: str
+    """Name of a registered callback: "stop_at", "video", or one of your own."""
+    arguments: FreeForm = Field(default_factory=dict)
+    """Arguments of its class."""
+
+
 class TextConfig(FiniteSection):
     """How texts in observations, and in ``info`` of envs of your own, become token ids."""
 
@@ -397,6 +406,8 @@ class Config(FiniteSection):
     buffer: BufferConfig = BufferConfig()
     cluster: ClusterConfig = ClusterConfig()
     log: LogConfig = LogConfig()
+    callbacks: list[CallbackConfig] = Field(default_factory=list)
+    """What is called at the events of the run, in order."""
 
     @property
     def num_env_workers(self) -> int:

@@ -166,6 +166,10 @@ class RecordError(RLightningError, OSError):
     """Records of a run cannot be written; the message has the file and the reason."""
 
 
+class CallbackError(RLightningError, RuntimeError):
+    """A callback failed; the cause is its exception."""
+
+
 class ProtocolError(RLightningError, RuntimeError):
     """Calls in the wrong order; the message names the call to make first."""
 

@@ -1,4 +1,4 @@
-"""Registry of the classes that a configuration names: policies, simulators, buffers, tokenizers, MuJoCo tasks.
+"""Registry of the classes that a configuration names: policies, simulators, buffers, callbacks and the like.
 
 Built-in entries are dotted names, so that nothing heavy is imported before it is used. A user's module, listed under
 ``imports:``, adds entries::
@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 
 from rlightning.errors import ConfigError, Problem, nearest_name
 
-Kind = Literal["policy", "simulator", "buffer", "mujoco_task", "tokenizer"]
+Kind = Literal["policy", "simulator", "buffer", "mujoco_task", "tokenizer", "callback"]
 T = TypeVar("T")
 
 _ENTRIES: dict[Kind, dict[str, Any]] = {
@@ -25,6 +25,7 @@ _ENTRIES: dict[Kind, dict[str, Any]] = {
         "mujoco": "rlightning.simulators.mujoco.env:MujocoEnv",
     },
     "buffer": {"rollout": "rlightning.buffer.storage:RolloutBlock"},
+    "callback": {"stop_at": "rlightning.engine.callbacks:StopAt", "video": "rlightning.engine.video:Video"},
     "tokenizer": {"bytes": "rlightning.env.text:ByteTokenizer"},
     "mujoco_task": {
         f"{name}-v5": f"rlightning.simulators.mujoco.tasks.{module}:{name}"
@@ -47,6 +48,7 @@ _OPTION: dict[Kind, str] = {
     "buffer": "buffer.type",
     "mujoco_task": "env.name",
     "tokenizer": "env.text.tokenizer",
+    "callback": "callbacks",
 }
 
 
@@ -54,7 +56,7 @@ def register(kind: Kind, name: str) -> Callable[[T], T]:
     """Register a class under a name that a configuration can use.
 
     Args:
-        kind: "policy", "simulator", "buffer", "tokenizer" or "mujoco_task".
+        kind: "policy", "simulator", "buffer", "tokenizer", "mujoco_task" or "callback".
         name: The name in the configuration.
 
     Raises:

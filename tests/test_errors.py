@@ -7,6 +7,7 @@ import pytest
 
 from rlightning import errors
 from rlightning.errors import (
+    CallbackError,
     CallTimeout,
     CheckpointError,
     ConfigError,
@@ -37,6 +38,7 @@ BUILTIN = {
     WeightSyncError: RuntimeError,
     NotEnoughData: ValueError,
     CheckpointError: RuntimeError,
+    CallbackError: RuntimeError,
     RecordError: OSError,
     ProtocolError: RuntimeError,
     ReservedName: TypeError,

@@ -16,6 +16,7 @@ from rlightning.collect.fragments import FragmentCollector
 from rlightning.collect.stepwise import StepwiseCollector
 from rlightning.config import Config
 from rlightning.engine.base_engine import BaseEngine
+from rlightning.engine.callbacks import Callback
 from rlightning.engine.eval_engine import EvalEngine
 from rlightning.engine.evaluation import Evaluator
 from rlightning.engine.recorder import Recorder
@@ -134,6 +135,7 @@ def build_engine(
     data_buffer: DataBuffer,
     *,
     recorder: Recorder | None = None,
+    callbacks: Sequence[Callback] = (),
     run: Run | None = None,
 ) -> BaseEngine:
     """Put the parts together.
@@ -144,6 +146,7 @@ def build_engine(
         policy_group: Initialised policies.
         data_buffer: Where collected data go.
         recorder: Receives metrics and checkpoints; None means that of ``launch``, and without one nothing is kept.
+        callbacks: Called at the events of the run, after those of the configuration.
         run: See ``build_env_group``.
     """
     run = run or Run.of(config, "build_engine")
@@ -159,7 +162,8 @@ def build_engine(
     recorder = recorder if recorder is not None else run.context.recorder
     run.built.add("build_engine")
     parts = (config, collector, policy_group, data_buffer)
-    return ENGINES[config.engine](*parts, evaluator=evaluator, recorder=recorder)
+    named = [lookup("callback", entry.name)(**entry.arguments) for entry in config.callbacks]
+    return ENGINES[config.engine](*parts, evaluator=evaluator, recorder=recorder, callbacks=[*named, *callbacks])
 
 
 def build_collector(
@@ -180,8 +184,14 @@ def build_collector(
     return COLLECTORS[config.engine](env_group, policy_group, data_buffer, timeout_s)
 
 
-def assemble(config: Config, *, recorder: Recorder | None = None) -> BaseEngine:
-    """Build all parts of a run and the engine that runs it; close the engine at the end."""
+def assemble(config: Config, *, recorder: Recorder | None = None, callbacks: Sequence[Callback] = ()) -> BaseEngine:
+    """Build all parts of a run and the engine that runs it; close the engine at the end.
+
+    Args:
+        config: The whole configuration.
+        recorder: See ``build_engine``.
+        callbacks: Called at the events of the run, after those of the configuration.
+    """
     run = Run(config)
     with ExitStack() as started:
         env_group = build_env_group(config, run=run)
@@ -190,7 +200,9 @@ def assemble(config: Config, *, recorder: Recorder | None = None) -> BaseEngine:
         started.callback(policy_group.shutdown)
         data_buffer = build_data_buffer(config, run=run)
         started.callback(data_buffer.close)
-        engine = build_engine(config, env_group, policy_group, data_buffer, recorder=recorder, run=run)
+        engine = build_engine(
+            config, env_group, policy_group, data_buffer, recorder=recorder, callbacks=callbacks, run=run
+        )
         started.pop_all()
     return engine
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import ctypes.util
-import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,25 +13,14 @@ from typing import Any
 from rich.console import Console
 
 from rlightning.assembly.assemble import assemble
-from rlightning.config import Config, EnvConfig
+from rlightning.config import Config
 from rlightning.configuring.changes import keep_changes, open_folder
 from rlightning.device import available_gpus
-from rlightning.engine.base_engine import BaseEngine
 from rlightning.engine.recorder import CheckpointFolder
-from rlightning.env.env_worker import EnvWorker
-from rlightning.env.episodes import Episode
-from rlightning.errors import ConfigError, MissingDependency, RLightningError
+from rlightning.engine.video import record_episode
 from rlightning.observability.logs import log_to_console
-from rlightning.registry import lookup
-from rlightning.runtime import LocalFuture
-from rlightning.types import BatchedData
 
-_LONGEST_VIDEO_STEPS = 10_000
 _LONGEST_PROBE_S = 20.0
-_DEFAULT_FPS = 30.0
-"""Steps per second of a video of an env that does not say how long a step is."""
-_MOST_FPS = 50.0
-"""Pictures per second; players show no more of a GIF, and few of an MP4."""
 _GL_BACKENDS = {"egl": "EGL", "osmesa": "OSMesa"}
 """Values of MUJOCO_GL that need no screen, the quicker one first, and the library of each."""
 
@@ -95,74 +82,6 @@ def evaluate_run(request: EvalRequest, console: Console) -> None:
             console.print(drawn, soft_wrap=True, markup=False)
 
 
-def record_episode(
-    engine: BaseEngine,
-    config: Config,
-    path: Path,
-    fps: float | None = None,
-    on_frame: Callable[[int], None] = lambda _: None,
-) -> Episode:
-    """Play one episode with the policy of an engine and write it as a video that lasts as long as the episode.
-
-    Args:
-        engine: An engine whose eval policies have their weights.
-        config: Its configuration; the first env is played.
-        path: An .mp4 or .gif file.
-        fps: Steps per second; None means those of the env's own time, or 30 where it does not say.
-        on_frame: Called with the number of steps after each.
-
-    Returns:
-        The episode that is seen.
-
-    Raises:
-        RLightningError: If the env cannot be drawn, or the episode does not end.
-    """
-    import imageio.v2 as imageio
-
-    kind = _drawable(config.env[0])
-    try:
-        worker = EnvWorker(lookup("simulator", kind.backend), kind, 0, config.evaluation.seed, "eval")
-    except ConfigError as error:
-        if "render_mode" in str(error) and "render_mode" not in config.env[0].env_kwargs:
-            raise RLightningError(f"{kind.name} cannot be drawn: its constructor takes no render_mode") from error
-        raise
-    path.parent.mkdir(parents=True, exist_ok=True)
-    writer: Any = imageio.get_writer
-    fps = fps or worker.get_meta().rate_hz or _DEFAULT_FPS
-    rate, options = _frame_rate(fps, path.suffix)
-    try:
-        env_ret = worker.reset()
-        frame = _frame(worker, kind)
-        with writer(path, **options) as video:
-            video.append_data(frame)
-            for steps in range(1, _LONGEST_VIDEO_STEPS):
-                on_frame(steps)
-                responses = engine.policy_group.rollout_batch(
-                    BatchedData([0], [LocalFuture(env_ret)]),
-                    evaluation=True,
-                    deterministic=config.evaluation.deterministic,
-                )
-                env_ret = worker.step(responses.items[0].result())
-                episodes = worker.pop_episodes()
-                if episodes:
-                    return episodes[0]
-                if steps * rate // fps > (steps - 1) * rate // fps:
-                    video.append_data(_frame(worker, kind))
-    finally:
-        worker.close()
-    raise RLightningError(f"the episode did not end within {_LONGEST_VIDEO_STEPS} steps: set env.max_episode_steps")
-
-
-def _frame_rate(fps: float, ending: str) -> tuple[float, dict[str, Any]]:
-    """Choose how many pictures a second of a video has, at most ``fps``, and say so to the writer of its format."""
-    if ending == ".mp4":
-        rate = fps / math.ceil(fps / _MOST_FPS)
-        return rate, {"fps": rate, "macro_block_size": 2}
-    # A GIF counts time in hundredths of a second.
-    hundredths = math.ceil(max(100 / fps, 100 / _MOST_FPS))
-    return 100 / hundredths, {"duration": 10 * hundredths, "loop": 0}
-
-
 def choose_gl_backend() -> None:
     """Set MUJOCO_GL where it is unset and there is no screen, so that MuJoCo draws without one.
 
@@ -208,6 +127,7 @@ def _for_evaluation(config: Config, request: EvalRequest) -> Config:
     return config.model_copy(
         update={
             "engine": "eval",
+            "callbacks": [],
             "evaluation": evaluation,
             "policy": policy.model_copy(update=at_most),
             "cluster": config.cluster.model_copy(update=here),
@@ -215,24 +135,3 @@ def _for_evaluation(config: Config, request: EvalRequest) -> Config:
             "env": [kind.model_copy(update={**one_each, "num_gpus": min(kind.num_gpus, gpus)}) for kind in config.env],
         }
     )
-
-
-def _drawable(kind: EnvConfig) -> EnvConfig:
-    """Ask Gymnasium's envs for pictures; other simulators are drawn as they are."""
-    kwargs = {"render_mode": "rgb_array", **kind.env_kwargs} if kind.backend == "gymnasium" else kind.env_kwargs
-    return kind.model_copy(update={"num_workers": 1, "num_envs": 1, "env_kwargs": kwargs})
-
-
-def _frame(worker: EnvWorker, kind: EnvConfig) -> Any:
-    try:
-        frame = worker.render()
-    except RLightningError:
-        raise
-    except (AttributeError, RuntimeError, OSError, ImportError) as error:
-        raise MissingDependency(
-            f"{kind.name} cannot be drawn here: {type(error).__name__}: {error}; without a screen it needs libEGL or "
-            f"libOSMesa (packages libegl1 or libosmesa6), and MUJOCO_GL set to egl or osmesa"
-        ) from error
-    if frame is None:
-        raise RLightningError(f"{kind.name} cannot be drawn: its render() gives no picture")
-    return frame

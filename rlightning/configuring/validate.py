@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -12,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from rlightning import registry
-from rlightning.config import Config, EnvConfig
+from rlightning.config import CallbackConfig, Config, EnvConfig
 from rlightning.configuring.sources import join
 from rlightning.configuring.suggest import nearest_option, options, schema_path_of
 from rlightning.configuring.supported import CONTRADICTIONS, NOT_YET, PLANNED, refused
@@ -194,6 +195,8 @@ def _repair(tree: Any, location: Sequence[str | int], *, missing: bool) -> None:
 def _names(config: Config, tree: Mapping[str, Any]) -> Iterator[Problem]:
     yield from _name("policy", config.policy.type, "policy.type")
     yield from _name("buffer", config.buffer.type, "buffer.type")
+    for index, callback in enumerate(config.callbacks):
+        yield from _callback(callback, f"callbacks.{index}")
     listed = isinstance(tree.get("env"), list)
     for index, env in enumerate(config.env):
         section = f"env.{index}" if listed else "env"
@@ -205,6 +208,24 @@ def _names(config: Config, tree: Mapping[str, Any]) -> Iterator[Problem]:
             yield Problem(f"{section}.wrappers", message)
         if not wrong and env.name != _PLACEHOLDER:
             yield from _env(env, section)
+
+
+def _callback(config: CallbackConfig, section: str) -> Iterator[Problem]:
+    """Build a callback, whose constructor checks its arguments and does nothing else."""
+    unknown = list(_name("callback", config.name, f"{section}.name"))
+    yield from unknown
+    if unknown or config.name == _PLACEHOLDER:
+        return
+    cls = registry.lookup("callback", config.name)
+    known = list(inspect.signature(cls).parameters)
+    for name in config.arguments.keys() - set(known):
+        message = f"{config.name} has no such argument; it has {', '.join(known)}"
+        yield Problem(f"{section}.arguments.{name}", message, suggestion=nearest_name(name, known))
+    if config.arguments.keys() <= set(known):
+        try:
+            cls(**config.arguments)
+        except (TypeError, ValueError) as error:
+            yield Problem(f"{section}.arguments", f"{config.name}: {error}")
 
 
 def _env(env: EnvConfig, section: str) -> Iterator[Problem]:

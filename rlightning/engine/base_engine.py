@@ -7,7 +7,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from rlightning.buffer.data_buffer import DataBuffer
 from rlightning.checkpoint import load_state
 from rlightning.collect.collector import Collector
 from rlightning.config import Config
+from rlightning.engine.callbacks import Callback, Callbacks
 from rlightning.engine.evaluation import EvalResult, Evaluator, info_means, returns_by_task
 from rlightning.engine.interrupt import Interrupt
 from rlightning.engine.recorder import Recorder, SilentRecorder
@@ -54,6 +55,7 @@ class RunResult:
         return_mean: Mean return of the latest 100 training episodes; NaN before the first.
         evaluation: The last evaluation; None if there was none.
         checkpoint: The last checkpoint; None where nothing keeps them.
+        stopped: Why a callback ended the run; empty if none did.
     """
 
     epochs: int
@@ -61,6 +63,7 @@ class RunResult:
     return_mean: float
     evaluation: EvalResult | None
     checkpoint: Path | None
+    stopped: str = ""
 
 
 class BaseEngine(ABC):
@@ -78,6 +81,7 @@ class BaseEngine(ABC):
         *,
         evaluator: Evaluator | None = None,
         recorder: Recorder | None = None,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         """Put the parts together.
 
@@ -88,6 +92,7 @@ class BaseEngine(ABC):
             buffer: Where collected data go.
             evaluator: Evaluates; None leaves evaluations out.
             recorder: Keeps metrics and checkpoints; None keeps nothing.
+            callbacks: Called at the events of the run.
         """
         self.config = config
         self.collector, self.policy_group, self.buffer = collector, policy_group, buffer
@@ -103,6 +108,8 @@ class BaseEngine(ABC):
         self._closed = False
         self._pushes = 0
         self._interrupt = Interrupt()
+        self._callbacks = Callbacks(callbacks, self)
+        self._stopped = ""
         self._spec = policy_spec(config, collector.env_group.env_meta)
         self._saved_at = time.monotonic()
 
@@ -124,41 +131,74 @@ class BaseEngine(ABC):
             if self.config.log.trace:
                 self.record_spans()
             self.start()
-            while self.epoch < train.max_epochs and not interrupt.requested:
-                metrics = self.run_epoch()
-                last = self.epoch == train.max_epochs
+            while self.epoch < train.max_epochs and not interrupt.requested and not self._stopped:
                 # What is trained is logged and saved first: an evaluation may fail, or be interrupted.
-                self._log(metrics)
+                self.run_epoch()
+                last = self.epoch == train.max_epochs or bool(self._stopped)
                 if _due(self.epoch, train.save_interval, last) or self._is_save_late():
                     self.save(best=self.evaluator is None and self._is_best(self.return_mean))
                     saved = self.epoch
                 if self.evaluator is not None and _due(self.epoch, train.eval_interval, last):
                     scores = self.evaluate()
-                    self._log(scores)
                     if scores and self._is_best(scores["eval/return_mean"]):
                         self.save(best=True)
                         saved = self.epoch
                 if self.config.log.trace:
                     self.recorder.trace(self.take_spans())
-            if interrupt.requested and saved < self.epoch:
+            if (interrupt.requested or self._stopped) and saved < self.epoch:
                 self.save()
+        if self._stopped:
+            logger.info("the run ends after epoch %d: %s", self.epoch, self._stopped)
+        result = RunResult(
+            self.epoch, self.env_steps, self.return_mean, self._evaluation, self._checkpoint, self._stopped
+        )
+        self._callbacks.call("on_end", result)
         if interrupt.requested:
             raise KeyboardInterrupt
-        return RunResult(self.epoch, self.env_steps, self.return_mean, self._evaluation, self._checkpoint)
+        return result
 
-    @abstractmethod
     def run_epoch(self) -> dict[str, float]:
-        """Collect, learn and publish once.
+        """Collect, learn and publish once, and write the metrics.
 
         Returns:
             The metrics of the epoch.
         """
+        metrics = self._run_epoch()
+        self.log(metrics)
+        self._callbacks.call("on_epoch", metrics)
+        return metrics
+
+    @abstractmethod
+    def _run_epoch(self) -> dict[str, float]:
+        """Collect, learn and publish once; return the metrics of the epoch."""
+
+    def log(self, metrics: Mapping[str, float]) -> None:
+        """Write metrics of the current epoch, such as those of a callback or a loop of your own.
+
+        Args:
+            metrics: Numbers by name, such as ``{"user/slip": 0.1}``; without any, nothing is written.
+
+        Raises:
+            ProtocolError: If a value is no number.
+        """
+        if metrics:
+            progress = {"progress/epoch": float(self.epoch), "progress/env_steps": float(self.env_steps)}
+            self.recorder.log(self.epoch, self.env_steps, {**progress, **numbers(metrics)})
+
+    def stop(self, reason: str) -> None:
+        """End ``run`` after this epoch, with a last evaluation and a checkpoint.
+
+        Args:
+            reason: What is said of it.
+        """
+        self._stopped = self._stopped or reason
 
     def start(self) -> None:
         """Bring the initial weights to the eval policies and reset the envs; a resumed run has both already."""
         if not self.collector.is_reset:
             self.publish()
             self.collector.reset()
+        self._callbacks.call("on_start")
         # What imports and building left behind stays to the end; looking through it for cycles again and again takes
         # some per cent of a small run's time.
         gc.freeze()
@@ -195,7 +235,7 @@ class BaseEngine(ABC):
             raise WeightSyncError(f"after the push of version {version} an eval policy does not have it: {first[0]}")
 
     def evaluate(self) -> dict[str, float]:
-        """Run whole episodes on envs of their own; training goes on as if this had not been.
+        """Run whole episodes on envs of their own and write the metrics; training goes on as if this had not been.
 
         Returns:
             The metrics; none if Ctrl-C broke the evaluation off.
@@ -208,16 +248,26 @@ class BaseEngine(ABC):
         if evaluation is None:
             return {}
         self._evaluation = evaluation
-        return {
+        metrics = {
             **evaluation.metrics(),
             **self._count_faults(),
             "time/evaluate_s": self._timer.total_s("evaluate"),
         }
+        self.log(metrics)
+        self._callbacks.call("on_evaluation", metrics)
+        return metrics
 
-    def save(self, *, best: bool = False) -> Path | None:
-        """Keep a checkpoint of all that a resumed run needs."""
+    def save(self, *, best: bool = False, silently: bool = False) -> Path | None:
+        """Keep a checkpoint of all that a resumed run needs.
+
+        Args:
+            best: Whether to mark it as the best so far.
+            silently: Whether to leave out the callbacks.
+        """
         self._checkpoint = self.recorder.save(self.epoch, self.get_state(), best=best)
         self._saved_at = time.monotonic()
+        if not silently:
+            self._callbacks.call("on_save", self._checkpoint)
         return self._checkpoint
 
     def _is_save_late(self) -> bool:
@@ -233,6 +283,7 @@ class BaseEngine(ABC):
             "max_epochs": self.config.train.max_epochs,
             "best": self._best,
             "returns": list(self._returns),
+            "callbacks": self._callbacks.get_state(),
             **{name: collected[name] for name in ("faults", "dropped")},
         }
         return {
@@ -254,6 +305,7 @@ class BaseEngine(ABC):
             self.epoch, self.env_steps = counters["epoch"], counters["env_steps"]
             self._best = counters["best"]
             self._returns = deque(counters["returns"], maxlen=RETURN_WINDOW)
+            self._callbacks.set_state(counters.get("callbacks", []))
             policy, collected = state["policy"], {**counters, "env": state["env"]}
         except KeyError as error:
             raise CheckpointError(f"{checkpoint} is not a checkpoint of a run: it lacks {error}") from error
@@ -358,12 +410,6 @@ class BaseEngine(ABC):
             counts.update(self.evaluator.faults.metrics())
         counts.update({f"dropped/{kind}": float(count) for kind, count in self.collector.dropped.items()})
         return dict(counts)
-
-    def _log(self, metrics: dict[str, float]) -> None:
-        if not metrics:
-            return
-        progress = {"progress/epoch": float(self.epoch), "progress/env_steps": float(self.env_steps)}
-        self.recorder.log(self.epoch, self.env_steps, {**progress, **metrics})
 
     def _is_best(self, score: float) -> bool:
         if score > self._best:

@@ -14,7 +14,7 @@ class EvalEngine(BaseEngine):
 
     def run(self) -> RunResult:
         self.start()
-        self._log(self.evaluate())
+        self.evaluate()
         return RunResult(self.epoch, self.env_steps, self.return_mean, self._evaluation, None)
 
     def start(self) -> None:
@@ -23,7 +23,7 @@ class EvalEngine(BaseEngine):
         if self.policy_group.version is None:
             self.publish()
 
-    def run_epoch(self) -> dict[str, float]:
+    def _run_epoch(self) -> dict[str, float]:
         raise ProtocolError("an evaluation collects no data: set engine to syncrl or rsl to train")
 
     def resume(self, checkpoint: Path | str) -> None:

@@ -18,7 +18,13 @@ logger = logging.getLogger(__name__)
 
 
 class Recorder(Protocol):
-    """Keeps metrics and checkpoints."""
+    """Keeps metrics and checkpoints.
+
+    Attributes:
+        folder: Folder of the run for further files; None where nothing is kept.
+    """
+
+    folder: Path | None
 
     def log(self, epoch: int, env_steps: int, metrics: Mapping[str, float]) -> None:
         """Keep metrics of one epoch: those of training, and those of an evaluation by a second call.
@@ -41,6 +47,7 @@ class SilentRecorder:
 
     def __init__(self) -> None:
         self.latest: dict[str, float] = {}
+        self.folder: Path | None = None
 
     def log(self, epoch: int, env_steps: int, metrics: Mapping[str, float]) -> None:
         self.latest.update(metrics)
@@ -73,6 +80,7 @@ class FolderRecorder:
             trace_file: Where it goes what each worker did when.
         """
         self._trace_file = trace_file
+        self.folder: Path | None = checkpoints.parent
         self._sink, self._store, self._on_epoch = sink, CheckpointFolder(checkpoints, keep), on_epoch
 
     def log(self, epoch: int, env_steps: int, metrics: Mapping[str, float]) -> None:

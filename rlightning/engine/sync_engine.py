@@ -9,7 +9,7 @@ from rlightning.errors import ProtocolError
 class SyncEngine(BaseEngine):
     """Collects, learns and publishes, one after the other (``engine: syncrl`` and ``rsl``)."""
 
-    def run_epoch(self) -> dict[str, float]:
+    def _run_epoch(self) -> dict[str, float]:
         timer = self._timer
         timer.reset()
         with timer.measure("total"):

@@ -12,19 +12,19 @@ ROOMS = {
     "__init__": 70,
     "__main__": 10,
     "algorithms": 660,
-    "assembly": 1_400,
+    "assembly": 1_420,
     "buffer": 810,
     "checkpoint": 370,
     "collect": 620,
     "commands": 1_570,
-    "config": 410,
-    "configuring": 1_500,
+    "config": 430,
+    "configuring": 1_530,
     "deployment": 560,
     "device": 40,
     "distributed": 770,
-    "engine": 920,
+    "engine": 1_280,
     "env": 2_040,
-    "errors": 190,
+    "errors": 200,
     "functional": 420,
     "launch": 70,
     "models": 930,
@@ -39,7 +39,7 @@ ROOMS = {
 }
 """Most lines of each room, docstrings and comments among them."""
 
-FILE_LINES, TEST_LINES = 500, 26_400
+FILE_LINES, TEST_LINES = 500, 26_600
 
 
 def test_each_room_keeps_to_its_lines():

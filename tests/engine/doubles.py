@@ -42,6 +42,8 @@ class LazyEngine(SpyEngine):
 class Notebook:
     """A recorder that keeps everything."""
 
+    folder = None
+
     def __init__(self):
         self.rows: list[tuple[int, int, dict[str, float]]] = []
         self.saves: list[tuple[int, bool]] = []
