@@ -181,6 +181,9 @@ class PolicyConfig(FiniteSection):
     algo_cfg: FreeForm = Field(default_factory=dict)
     """The options of the algorithm; validated by the algorithm."""
     optim_cfg: OptimConfig = OptimConfig()
+    init_from: str | None = None
+    """Folder of a run or of a checkpoint whose weights and normalisers a new run begins with; optimizer, counters and
+    schedules begin anew. Its spaces must be those of the env; tensors of other names or shapes are logged and left."""
     compile: bool = False
     """Whether torch compiles what the algorithm calls most, such as the loss: some 10 s at the first update, and less
     time per update from then on. A CPU needs a C++ compiler; on a GPU the calls are replayed as graphs of kernels."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -10,6 +11,7 @@ from typing import Any
 from rlightning.assembly.run import Run
 from rlightning.assembly.workers import env_kind, of_generation
 from rlightning.buffer.data_buffer import DataBuffer
+from rlightning.checkpoint import load_state
 from rlightning.collect.collector import Collector
 from rlightning.collect.eager import EagerCollector
 from rlightning.collect.fragments import FragmentCollector
@@ -19,15 +21,18 @@ from rlightning.engine.base_engine import BaseEngine
 from rlightning.engine.callbacks import Callback
 from rlightning.engine.eval_engine import EvalEngine
 from rlightning.engine.evaluation import Evaluator
-from rlightning.engine.recorder import Recorder
+from rlightning.engine.recorder import Recorder, find_checkpoint
 from rlightning.engine.sync_engine import SyncEngine
 from rlightning.env.env_group import EnvGroup
 from rlightning.env.faults import RestartRules
-from rlightning.errors import ProtocolError
+from rlightning.errors import CheckpointError, ConfigError, Problem, ProtocolError, WorkerError
 from rlightning.policy.policy_group import PolicyGroup
 from rlightning.registry import lookup
 from rlightning.runtime.spawn import WorkerPool, WorkerSpec
 from rlightning.types import EnvMeta
+from rlightning.types.spaces import meta_from_state
+
+logger = logging.getLogger(__name__)
 
 ENGINES: dict[str, type[BaseEngine]] = {"syncrl": SyncEngine, "rsl": SyncEngine, "eval": EvalEngine}
 """Loops by ``engine``."""
@@ -106,9 +111,43 @@ def build_policy_group(config: Config, env_meta: EnvMeta, *, run: Run | None = N
         if len(learners) > 1 or plan.weights.is_broadcast:
             group.init_comm_group(is_colocated=plan.weights.is_paired)
         group.init(config.train, env_meta, config.evaluation)
+        if config.policy.init_from is not None:
+            _begin_with(group, config.policy.init_from, env_meta)
     run.hosts = None  # the policy group ends them from now on
     run.built.add("build_policy_group")
     return group
+
+
+def _begin_with(group: PolicyGroup, source: str, env_meta: EnvMeta) -> None:
+    """Begin with the weights of an earlier run, and log what was not taken.
+
+    Raises:
+        ConfigError: If there is no such run, it is of other spaces, or nothing of it fits.
+    """
+    option = "policy.init_from"
+    try:
+        checkpoint = find_checkpoint(source)
+        state = load_state(checkpoint)
+        if (stored := state.get("spec", {}).get("env_meta")) is not None:
+            _require_equal_spaces(meta_from_state(stored), env_meta, option)
+        left = group.state.take_weights(state["policy"])
+    except (CheckpointError, WorkerError) as error:
+        cause = error.__cause__ if isinstance(error, WorkerError) else error
+        if not isinstance(cause, CheckpointError):
+            raise
+        raise ConfigError(Problem(option, f"{source}: {cause}")) from error
+    logger.info("begins with the weights of %s, version %d", checkpoint.resolve(), state["policy"]["train"]["version"])
+    for one in left:
+        logger.warning("policy.init_from: %s", one)
+
+
+def _require_equal_spaces(stored: EnvMeta, env_meta: EnvMeta, option: str) -> None:
+    for name in ("observation_space", "action_space"):
+        theirs, ours = getattr(stored, name), getattr(env_meta, name)
+        if theirs != ours:
+            what = name.replace("_", " ")
+            message = f"its {what} is {theirs}, of {stored.name}, and that of {env_meta.name} is {ours}"
+            raise ConfigError(Problem(option, message))
 
 
 def build_data_buffer(config: Config, *, run: Run | None = None) -> DataBuffer:

@@ -129,7 +129,7 @@ def _for_evaluation(config: Config, request: EvalRequest) -> Config:
             "engine": "eval",
             "callbacks": [],
             "evaluation": evaluation,
-            "policy": policy.model_copy(update=at_most),
+            "policy": policy.model_copy(update={**at_most, "init_from": None}),
             "cluster": config.cluster.model_copy(update=here),
             # Training envs are just asked for their spaces.
             "env": [kind.model_copy(update={**one_each, "num_gpus": min(kind.num_gpus, gpus)}) for kind in config.env],

@@ -59,7 +59,9 @@ def resume(run: RunFolder, console: Console | None = None) -> RunFolder:
         return run
     _prepare_to_draw(run.config)
     recording = open_run(run, first_epoch=counters["epoch"], resumed_at=counters["env_steps"])
-    with _told(run, console), recording, assemble(run.config) as engine:
+    # All weights come from the checkpoint.
+    config = run.config.model_copy(update={"policy": run.config.policy.model_copy(update={"init_from": None})})
+    with _told(run, console), recording, assemble(config) as engine:
         engine.resume(checkpoint)
         # Only now: a change that cannot be built, or that the state does not fit, leaves the folder as it is.
         keep_changes(run, "resume", done, console)

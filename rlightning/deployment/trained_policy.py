@@ -10,11 +10,11 @@ from typing import Any, Literal, cast
 import gymnasium as gym
 import numpy as np
 
-from rlightning.checkpoint import load_state, locate
+from rlightning.checkpoint import load_state
 from rlightning.config import PolicyConfig
 from rlightning.configuring.imports import load_imports
 from rlightning.device import available_gpus
-from rlightning.engine.recorder import CheckpointFolder
+from rlightning.engine.recorder import find_checkpoint
 from rlightning.env.arrays import Leaf, all_finite, checked, map_parts, space_leaves
 from rlightning.errors import CheckpointError, ConfigError, ProtocolError, ShapeError
 from rlightning.policy.base_policy import BasePolicy, PolicyRole
@@ -189,21 +189,6 @@ def load_policy(
     policy.init_eval(None, meta)
     policy.load_training_state(state["policy"]["train"], act_only=True)
     return TrainedPolicy(policy, folder)
-
-
-def find_checkpoint(source: Path | str, wanted: str = "best") -> Path:
-    """Find a checkpoint of a run, or the one that ``source`` is.
-
-    Raises:
-        CheckpointError: If there is none.
-    """
-    folder = Path(source).expanduser().absolute()
-    if (folder / "checkpoints").is_dir():
-        return CheckpointFolder(folder / "checkpoints").find(wanted)
-    found = locate(folder)
-    if not (found / "manifest.json").is_file():
-        raise CheckpointError(f"{folder} is neither the folder of a run nor that of a checkpoint")
-    return found
 
 
 def _stored_meta(spec: dict[str, Any], folder: Path) -> EnvMeta:

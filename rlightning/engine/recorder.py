@@ -165,3 +165,18 @@ class CheckpointFolder:
         for name in names[: -self._keep]:
             if best is None or name != best.name:
                 shutil.rmtree(self.path / name, ignore_errors=True)
+
+
+def find_checkpoint(source: Path | str, wanted: str = "best") -> Path:
+    """Find a checkpoint of a run, or the one that ``source`` is.
+
+    Raises:
+        CheckpointError: If there is none.
+    """
+    folder = Path(source).expanduser().absolute()
+    if (folder / "checkpoints").is_dir():
+        return CheckpointFolder(folder / "checkpoints").find(wanted)
+    found = locate(folder)
+    if not (found / "manifest.json").is_file():
+        raise CheckpointError(f"{folder} is neither the folder of a run nor that of a checkpoint")
+    return found

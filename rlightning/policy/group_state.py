@@ -9,6 +9,7 @@ from rlightning.errors import ProtocolError
 from rlightning.policy.base_policy import BasePolicy
 from rlightning.policy.group_routing import GroupRouting
 from rlightning.policy.group_weights import GroupWeights
+from rlightning.policy.initial_weights import take_weights
 from rlightning.policy.members import Members
 from rlightning.policy.training_state import check_extra_training_state, load_own_state, own_state
 from rlightning.runtime import gather
@@ -91,6 +92,11 @@ class GroupState:
         load = BasePolicy.load_training_state
         gather([handle.call(load, state["train"], act_only=True) for handle in learners], timeout_s)
         return self.push_anew()
+
+    def take_weights(self, state: Mapping[str, Any]) -> list[str]:
+        """Begin with the weights and normalisers of a gathered state; returns what was not taken."""
+        left: list[str] = self._members.run(self._members.learners, take_weights, state["train"])[0]
+        return left
 
     def push_anew(self) -> int:
         """Push weights that may have a lower version than those in force, as after going back to a checkpoint.

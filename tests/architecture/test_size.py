@@ -12,7 +12,7 @@ ROOMS = {
     "__init__": 70,
     "__main__": 10,
     "algorithms": 660,
-    "assembly": 1_420,
+    "assembly": 1_450,
     "buffer": 810,
     "checkpoint": 370,
     "collect": 620,
@@ -22,7 +22,7 @@ ROOMS = {
     "deployment": 560,
     "device": 40,
     "distributed": 770,
-    "engine": 1_280,
+    "engine": 1_290,
     "env": 2_040,
     "errors": 200,
     "functional": 420,
@@ -30,7 +30,7 @@ ROOMS = {
     "models": 930,
     "observability": 1_200,
     "placement": 1_650,
-    "policy": 4_450,
+    "policy": 4_500,
     "registry": 120,
     "runtime": 1_740,
     "simulators": 3_390,
@@ -39,7 +39,7 @@ ROOMS = {
 }
 """Most lines of each room, docstrings and comments among them."""
 
-FILE_LINES, TEST_LINES = 500, 26_600
+FILE_LINES, TEST_LINES = 500, 26_700
 
 
 def test_each_room_keeps_to_its_lines():
