@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 
 from rlightning.errors import ConfigError, Problem, nearest_name
 
-Kind = Literal["policy", "simulator", "buffer", "mujoco_task", "tokenizer", "callback"]
+Kind = Literal["policy", "simulator", "buffer", "mujoco_task", "tokenizer", "callback", "model"]
 T = TypeVar("T")
 
 _ENTRIES: dict[Kind, dict[str, Any]] = {
@@ -26,6 +26,7 @@ _ENTRIES: dict[Kind, dict[str, Any]] = {
     },
     "buffer": {"rollout": "rlightning.buffer.storage:RolloutBlock"},
     "callback": {"stop_at": "rlightning.engine.callbacks:StopAt", "video": "rlightning.engine.video:Video"},
+    "model": {},
     "tokenizer": {"bytes": "rlightning.env.text:ByteTokenizer"},
     "mujoco_task": {
         f"{name}-v5": f"rlightning.simulators.mujoco.tasks.{module}:{name}"
@@ -49,6 +50,7 @@ _OPTION: dict[Kind, str] = {
     "mujoco_task": "env.name",
     "tokenizer": "env.text.tokenizer",
     "callback": "callbacks",
+    "model": "policy.model_cfg.encoder",
 }
 
 
@@ -56,7 +58,7 @@ def register(kind: Kind, name: str) -> Callable[[T], T]:
     """Register a class under a name that a configuration can use.
 
     Args:
-        kind: "policy", "simulator", "buffer", "tokenizer", "mujoco_task" or "callback".
+        kind: "policy", "simulator", "buffer", "tokenizer", "mujoco_task", "callback" or "model".
         name: The name in the configuration.
 
     Raises:

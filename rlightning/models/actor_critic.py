@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Protocol
 
 import gymnasium as gym
 from pydantic import Field, field_validator
 from torch import Tensor, nn
 
+from rlightning import registry
 from rlightning.config import Section
-from rlightning.errors import ShapeError, UnsupportedSpace
+from rlightning.errors import ConfigError, Problem, ShapeError, UnsupportedSpace
 from rlightning.functional.distributions import Distribution
 from rlightning.models.action_heads import BoxActions, make_action_head
 from rlightning.models.cnn import CNN
@@ -24,13 +25,36 @@ Prepared = Tensor | Parts
 """Input of the encoders, B rows: vectors or images, or a dict of both."""
 
 
+_ENCODERS = ("auto", "mlp", "cnn", "multi")
+
+
+class Encoder(Protocol):
+    """What a model of one's own offers: ``@register("model", name)`` on a class of ``nn.Module``.
+
+    It is built as ``cls(observation_space, **encoder_cfg)``, once for the policy and, without ``share_encoder``, once
+    for the value. A vector (a Box of one axis) is normalised before, where ``normalize_observation`` is set. All else
+    comes as the env shows it: images as bytes [B, ...], a dict as a dict of tensors.
+
+    Attributes:
+        out_features: F, the number of features.
+    """
+
+    out_features: int
+
+    def __call__(self, observation: Prepared) -> Tensor:
+        """Map B observations to features [B, F], float32."""
+
+
 class ActorCriticOptions(Section):
     """``policy.model_cfg`` of actor-critic algorithms."""
 
-    encoder: Literal["auto", "mlp", "cnn", "multi"] = "auto"
-    """Network in front of the heads. "multi": a CNN per image of a dict, an embedding per text, an MLP for the rest,
-    and a dense layer over all of them. "auto" selects the CNN for images, "multi" for texts and dicts with images,
-    and the MLP otherwise. Images are bytes with three axes, four (a stack), or two of at least 16 pixels."""
+    encoder: str = "auto"
+    """Network in front of the heads: "auto", "mlp", "cnn", "multi", or the name of a registered model of your own.
+    "multi": a CNN per image of a dict, an embedding per text, an MLP for the rest, and a dense layer over all of them.
+    "auto" selects the CNN for images, "multi" for texts and dicts with images, and the MLP otherwise. Images are bytes
+    with three axes, four (a stack), or two of at least 16 pixels."""
+    encoder_cfg: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of an encoder of your own."""
     hidden_sizes: list[int] = Field(default_factory=lambda: [64, 64], min_length=1)
     """Width of each layer of the MLP; the dense layers of the other networks have the last one."""
     activation: Activation = "tanh"
@@ -50,6 +74,14 @@ class ActorCriticOptions(Section):
     """Gain of the policy's last layer. With a small one, the initial policy hardly depends on the observation."""
     value_gain: float = Field(1.0, gt=0)
     """Gain of the value's last layer."""
+
+    @field_validator("encoder")
+    @classmethod
+    def _encoder_is_known(cls, name: str) -> str:
+        known = (*_ENCODERS, *registry.names("model"))
+        if name not in known:
+            raise ValueError(f"must be one of {', '.join(known)}; your own need their module under imports")
+        return name
 
     @field_validator("hidden_sizes")
     @classmethod
@@ -78,14 +110,19 @@ class ActorCritic(nn.Module):
     ) -> None:
         super().__init__()
         kind = _encoder_for(observation_space, options.encoder)
+        is_vector = isinstance(observation_space, gym.spaces.Box) and len(observation_space.shape) == 1
         self._divide: Flatten | Divider | None = None
-        if kind != "cnn":
-            self._divide = Flatten(observation_space) if kind == "mlp" else Divider(observation_space)
+        if kind == "mlp" or (kind not in _ENCODERS and is_vector):
+            self._divide = Flatten(observation_space)
+        elif kind == "multi":
+            self._divide = Divider(observation_space)
         self.normalizer = None
         if self._divide is not None and self._divide.size and options.normalize_observation:
             self.normalizer = RunningNormalizer((self._divide.size,))
 
-        def encoder() -> MLP | CNN | MultiEncoder:
+        def encoder() -> Any:
+            if kind not in _ENCODERS:
+                return _build_own(kind, observation_space, options.encoder_cfg)
             if isinstance(self._divide, Divider):
                 return MultiEncoder(self._divide, options.hidden_sizes, options.activation, options.hidden_gain)
             if self._divide is not None:
@@ -95,16 +132,16 @@ class ActorCritic(nn.Module):
             except ShapeError as error:
                 raise UnsupportedSpace(f"{observation_space}: {error}") from None
 
-        self.actor = encoder()
+        self.actor = actor = encoder()
         self.critic = None if options.share_encoder else encoder()
         self.head = make_action_head(
             action_space,
-            self.actor.out_features,
+            actor.out_features,
             box_actions=options.box_actions,
             log_std_init=options.log_std_init,
             gain=options.policy_gain,
         )
-        self.value_head = linear(self.actor.out_features, 1, options.value_gain)
+        self.value_head = linear(actor.out_features, 1, options.value_gain)
 
     def flat(self, observation: Tree) -> Prepared:
         """Flatten observations without normalising them: vectors [B, F], images unchanged, or a dict of both."""
@@ -150,6 +187,24 @@ class ActorCritic(nn.Module):
 def _encoder_for(space: gym.Space[Any], encoder: str) -> str:
     if encoder == "auto":
         return "cnn" if is_image(space) else "multi" if needs_parts(space) else "mlp"
+    if encoder not in _ENCODERS and isinstance(space, gym.spaces.Tuple):
+        raise UnsupportedSpace(f"{space}: an encoder of your own needs one array, or a dict of arrays")
     if encoder == "cnn" and not isinstance(space, gym.spaces.Box):
         raise UnsupportedSpace(f"{space}: a CNN needs a Box of pixels; set encoder to multi or auto")
     return encoder
+
+
+def _build_own(name: str, space: gym.Space[Any], arguments: dict[str, Any]) -> nn.Module:
+    """Build a registered model.
+
+    Raises:
+        ConfigError: If it does not take the arguments, or is no encoder.
+    """
+    try:
+        model = registry.lookup("model", name)(space, **arguments)
+    except TypeError as error:
+        raise ConfigError(Problem("policy.model_cfg.encoder_cfg", f"{name}: {error}")) from error
+    if not isinstance(model, nn.Module) or not isinstance(getattr(model, "out_features", None), int):
+        message = f"{name} must be a torch.nn.Module with out_features, the number of its features"
+        raise ConfigError(Problem("policy.model_cfg.encoder", message))
+    return model

@@ -1,5 +1,7 @@
 """One small run of each kind of policy. What people do with a policy is tested with all of them: a new one is a row."""
 
+from pathlib import Path
+
 import gymnasium as gym
 import numpy as np
 from rich.console import Console
@@ -7,6 +9,7 @@ from rich.console import Console
 from rlightning.commands.run import train
 from rlightning.configuring.load import load_config
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 SHORT = (
     "train.max_epochs=2",
     "train.max_rollout_steps=16",
@@ -46,6 +49,12 @@ KINDS = {
     "squashed": ("ppo_pendulum", "policy.model_cfg.box_actions=squash"),
     "mujoco": ("ppo_hopper", "env.name=InvertedPendulum-v5"),
     "dict": ("ppo_cartpole", "env.name='tests.deployment.kinds:ArmWithCamera'"),
+    "own model": (
+        "ppo_pendulum",
+        f"imports=['{EXAMPLES}/own_model.py']",
+        "policy.model_cfg.encoder=residual",
+        "policy.model_cfg.encoder_cfg.width=16",
+    ),
     "recurrent": (
         "ppo_cartpole",
         "imports=[tests.engine.policies,tests.engine.envs]",
