@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes.util
+import math
 import os
 import subprocess
 import sys
@@ -10,14 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 
 from rlightning.assembly.assemble import assemble
 from rlightning.config import Config
 from rlightning.configuring.changes import keep_changes, open_folder
 from rlightning.device import available_gpus
+from rlightning.engine.evaluation import EvalResult
 from rlightning.engine.recorder import CheckpointFolder
 from rlightning.engine.video import record_episode
+from rlightning.functional.statistics import bootstrap_difference, bootstrap_interval, mean
 from rlightning.observability.logs import log_to_console
 
 _LONGEST_PROBE_S = 20.0
@@ -37,6 +41,8 @@ class EvalRequest:
         sampled: Sample actions.
         seed: Seed of the episodes; None means that of the configuration.
         fps: Steps per second of the video; None means real time.
+        both: Evaluate most likely and sampled actions.
+        against: Folder of a run whose policy plays the same episodes.
         overrides: Changes to the configuration of the run, ``key=value``.
     """
 
@@ -47,6 +53,8 @@ class EvalRequest:
     sampled: bool = False
     seed: int | None = None
     fps: float | None = None
+    both: bool = False
+    against: Path | None = None
     overrides: tuple[str, ...] = ()
 
 
@@ -80,6 +88,51 @@ def evaluate_run(request: EvalRequest, console: Console) -> None:
                 episode = record_episode(engine, config, request.video, request.fps, count)
             drawn = f"video       {request.video}: return {episode.return_:.2f}, {episode.length} steps"
             console.print(drawn, soft_wrap=True, markup=False)
+    if request.both:
+        other = config.evaluation.model_copy(update={"deterministic": not config.evaluation.deterministic})
+        _print_both(result, _evaluate(config.model_copy(update={"evaluation": other}), checkpoint), config, console)
+    if request.against is not None:
+        opponent = open_folder(request.against)
+        checkpoint = CheckpointFolder(opponent.checkpoints).find("best")
+        same = config.model_copy(update={"policy": _for_evaluation(opponent.config, request).policy})
+        console.print(f"against     {checkpoint.resolve().name} of {opponent.name}", soft_wrap=True, markup=False)
+        _print_difference(result, _evaluate(same, checkpoint), console)
+
+
+def _evaluate(config: Config, checkpoint: Path) -> EvalResult:
+    with assemble(config) as engine:
+        engine.resume(checkpoint)
+        result = engine.run().evaluation
+    assert result is not None
+    return result
+
+
+def _print_both(result: EvalResult, other: EvalResult, config: Config, console: Console) -> None:
+    """Print the returns of the other kind of actions, and a hint if the two kinds differ."""
+    likely, sampled = (result, other) if config.evaluation.deterministic else (other, result)
+    first, second = ([episode.return_ for episode in one.episodes] for one in (likely, sampled))
+    low, high = bootstrap_difference(first, second, mean)
+    lines = [f"most likely {np.mean(first):.2f}, sampled {np.mean(second):.2f}"]
+    if low > 0 or high < 0:
+        better = "the most likely actions are" if low > 0 else "sampling is"
+        lines.append(f"{better} better, by {min(abs(low), abs(high)):.2f} to {max(abs(low), abs(high)):.2f} (95 %)")
+    if high < 0:
+        lines.append("the mode of the policy is not what was trained: train longer, or act with sampled actions")
+    for line in lines:
+        console.print(line, soft_wrap=True, markup=False)
+
+
+def _print_difference(result: EvalResult, other: EvalResult, console: Console) -> None:
+    """Print the mean difference between two policies over pairs of episodes that began alike."""
+    ours, theirs = ({(one.worker, one.sub_env): one.return_ for one in each.episodes} for each in (result, other))
+    differences = [ours[start] - theirs[start] for start in sorted(ours.keys() & theirs.keys())]
+    low, high = bootstrap_interval(differences, mean)
+    console.print(other.describe(), highlight=False)
+    within = "" if math.isnan(low) else f", within {low:.2f} to {high:.2f} (95 %)"
+    verdict = "no difference is shown" if math.isnan(low) or low <= 0 <= high else "better" if low > 0 else "worse"
+    console.print(
+        f"difference  {np.mean(differences):.2f}{within}: {verdict}; {len(differences)} pairs of equal starts"
+    )
 
 
 def choose_gl_backend() -> None:
@@ -119,6 +172,9 @@ def _for_evaluation(config: Config, request: EvalRequest) -> Config:
         "deterministic": False if request.sampled else None,
     }
     evaluation = config.evaluation.model_copy(update={key: value for key, value in asked.items() if value is not None})
+    if request.against is not None:
+        # Each episode is the first one of its sub-env, which begins from the seed with any policy.
+        evaluation = evaluation.model_copy(update={"num_envs": evaluation.episodes})
     here: dict[str, Any] = dict.fromkeys(("remote_env", "remote_eval", "remote_storage", "remote_train"), False)
     here |= dict.fromkeys(("eval_worker_num", "train_worker_num", "buffer_worker_num"), 1)
     policy, gpus = config.policy, float(available_gpus())

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
+from rich.table import Table
 
 from rlightning.commands.app import OverridesArgument, RunArgument, app, exit_codes, loading, open_console
 from rlightning.errors import ConfigError, Problem
@@ -33,6 +35,10 @@ def evaluate(
     fps: Annotated[
         float | None, typer.Option(min=1, help="Steps per second of the video; default: real time, as the env says.")
     ] = None,
+    both: Annotated[bool, typer.Option("--both", help="Evaluate the most likely actions and sampled ones.")] = False,
+    against: Annotated[
+        Path | None, typer.Option(help="Folder of another run, whose best policy plays the same episodes.")
+    ] = None,
 ) -> None:
     """Run whole episodes with the policy of a run and print their returns; in one process, without Ray.
 
@@ -50,7 +56,9 @@ def evaluate(
         with loading():
             from rlightning.commands.evaluate import EvalRequest, evaluate_run
 
-        request = EvalRequest(run, checkpoint, episodes, video, sampled, seed, fps, tuple(overrides or ()))
+        request = EvalRequest(
+            run, checkpoint, episodes, video, sampled, seed, fps, both, against, tuple(overrides or ())
+        )
         evaluate_run(request, open_console())
 
 
@@ -95,3 +103,41 @@ def export(
         }
         for label, text in lines.items():
             open_console().print(f"{label:<11} {text}", soft_wrap=True, markup=False)
+
+
+@app.command()
+def compare(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, or folders with such folders.")
+    ],
+    picture: Annotated[Path, typer.Option("--picture", "-o", help="The picture, a PNG.")] = Path("compare.png"),
+    x: Annotated[str, typer.Option("--x", help="steps or time: what the picture's x axis is.")] = "steps",
+) -> None:
+    """Compare runs: final returns with intervals over seeds, what differs, and one picture.
+
+    Runs that differ in nothing but the seed are one group.
+
+    For example:
+
+        rlightning compare runs/a-seed1 runs/a-seed2 runs/b-seed1 runs/b-seed2
+
+        rlightning compare runs --x time
+    """
+    with exit_codes():
+        if x not in ("steps", "time"):
+            raise ConfigError(Problem("--x", f"must be steps or time, got {x!r}"))
+        with loading():
+            from rlightning.studies.compare import compare as compare_runs
+            from rlightning.studies.compare import draw_comparison
+
+        comparison, console = compare_runs(runs), open_console()
+        titles = ("group", "seeds", "IQM", "95 % interval", "lowest to highest", "steps/s")
+        table = Table(*titles, box=None, pad_edge=False)
+        for row in comparison.table():
+            table.add_row(*map(escape, row))
+        console.print(f"final return: {comparison.metric}; IQM is the interquartile mean over seeds")
+        console.print(table)
+        for line in comparison.statement():
+            console.print(line, soft_wrap=True, markup=False)
+        draw_comparison(comparison, picture, "time" if x == "time" else "steps")
+        console.print(f"picture  {picture}", soft_wrap=True, markup=False)

@@ -16,7 +16,7 @@ ROOMS = {
     "buffer": 810,
     "checkpoint": 370,
     "collect": 620,
-    "commands": 1_570,
+    "commands": 1_580,
     "config": 430,
     "configuring": 1_530,
     "deployment": 560,
@@ -25,7 +25,7 @@ ROOMS = {
     "engine": 1_290,
     "env": 2_040,
     "errors": 200,
-    "functional": 420,
+    "functional": 510,
     "launch": 70,
     "models": 990,
     "observability": 1_200,
@@ -34,12 +34,13 @@ ROOMS = {
     "registry": 130,
     "runtime": 1_740,
     "simulators": 3_390,
+    "studies": 270,
     "types": 470,
     "weights": 2_300,
 }
 """Most lines of each room, docstrings and comments among them."""
 
-FILE_LINES, TEST_LINES = 500, 26_700
+FILE_LINES, TEST_LINES = 500, 26_900
 
 
 def test_each_room_keeps_to_its_lines():
