@@ -71,6 +71,14 @@ def test_help_imports_nothing_heavy() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_a_process_ends_with_2_for_a_wrong_configuration(folder: Path) -> None:
+    done = subprocess.run(
+        command("train", "ppo_cartpol"), capture_output=True, text=True, check=False, env=environment()
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "ppo_cartpole" in done.stderr
+
+
 def test_help_names_every_command_and_gives_examples() -> None:
     text = invoke("--help").output
     for name in ("train", "resume", "eval", "check", "presets", "parity", "verify-resume", "--version"):

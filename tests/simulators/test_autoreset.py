@@ -1,6 +1,7 @@
 """Three ways to start the next episode, one set of transitions."""
 
 from collections import defaultdict
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -112,8 +113,10 @@ def test_four_workers_in_different_modes_give_the_same_transitions_wherever_they
     kinds = ["own loop", "NextStep", "SameStep dense", "Disabled"]
     # 40 steps hold 5 episodes in every mode.
     outcomes = collect(runtime.make, [KINDS[kind] for kind in kinds], steps=40)
-    for kind, (rets, _) in zip(kinds, outcomes, strict=True):
-        assert transitions(rets) == transitions(collect_here(kind, steps=40)[0])
+    for kind, (rets, episodes) in zip(kinds, outcomes, strict=True):
+        expected, counted = collect_here(kind, steps=40)
+        assert transitions(rets) == transitions(expected)
+        assert [replace(one, worker=0) for one in episodes] == counted
 
 
 @pytest.mark.parametrize("kind", KINDS)
