@@ -24,13 +24,16 @@ settings.load_profile("patient")
 
 SHARING = {
     "tests/algorithms/test_data_parallel.py": "held policies",
+    "tests/deployment/test_export.py": "runs",
+    "tests/deployment/test_fine_tuning.py": "runs",
+    "tests/deployment/test_trained_policy.py": "runs",
     "tests/policy/test_comm_groups.py": "held policies",
     "tests/policy/test_learner_state.py": "held policies",
     "tests/policy/test_roles.py": "held policies",
     "tests/assembly/test_landings.py": "three nodes",
     "tests/policy/test_three_nodes.py": "three nodes",
 }
-"""Files that share processes of the session, by what they share."""
+"""Files that share processes or runs of the session, by what they share."""
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:

@@ -19,8 +19,8 @@ def modules(folder):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_begins_with_weights_and_normalisers_of_another_one(kind, tmp_path):
-    first = train_kind(kind, tmp_path / "first")
+def test_a_run_begins_with_weights_and_normalisers_of_another_one(kind, runs):
+    first = runs(kind)
     preset, *own = KINDS[kind]
     config = load_config(preset, [*own, *SHORT, f"policy.init_from={first}"]).config
     with assemble(config) as engine:
@@ -35,8 +35,8 @@ def test_a_run_begins_with_weights_and_normalisers_of_another_one(kind, tmp_path
 
 
 @pytest.mark.ray
-def test_learners_elsewhere_begin_with_equal_weights(tmp_path, ray_cluster):
-    first = train_kind("vectors", tmp_path)
+def test_learners_elsewhere_begin_with_equal_weights(runs, ray_cluster):
+    first = runs("vectors")
     overrides = ["cluster.remote_train=true", "cluster.train_worker_num=2", "policy.train_num_cpus=0.01"]
     config = load_config("ppo_cartpole", [*SHORT, *overrides, f"policy.init_from={first}"]).config
     with assemble(config) as engine:
@@ -55,8 +55,8 @@ def test_a_fine_tuned_run_is_recorded_and_goes_on_without_the_first_one(tmp_path
     assert load_state(second / "checkpoints" / "last", ["engine"])["engine"]["epoch"] == 3
 
 
-def test_what_is_not_taken_is_logged(tmp_path, caplog):
-    first = train_kind("vectors", tmp_path)
+def test_what_is_not_taken_is_logged(runs, caplog):
+    first = runs("vectors")
     overrides = ["policy.model_cfg.share_encoder=true", "policy.model_cfg.hidden_sizes=[64,32]"]
     with (
         caplog.at_level(logging.WARNING),
@@ -76,9 +76,8 @@ def test_what_is_not_taken_is_logged(tmp_path, caplog):
         ("ppo_pendulum", "first", "policy.init_from: its observation space is Box.*, of CartPole-v1, and that of Pend"),
     ],
 )
-def test_what_cannot_begin_a_run_is_refused(preset, source, message, tmp_path):
-    if source == "first":
-        train_kind("vectors", tmp_path).rename(tmp_path / "first")
+def test_what_cannot_begin_a_run_is_refused(preset, source, message, tmp_path, runs):
+    source = runs("vectors") if source == "first" else tmp_path / source
     with pytest.raises(ConfigError, match=message):
-        train_preset(preset, *SHORT, f"policy.init_from={tmp_path / source}", folder=tmp_path / "runs")
+        train_preset(preset, *SHORT, f"policy.init_from={source}", folder=tmp_path / "runs")
     assert not list((tmp_path / "runs").glob("*"))
