@@ -138,6 +138,10 @@ class Comparison:
             low, high = bootstrap_difference(best, behind)
             if math.isnan(low):
                 lines.append(f"{ranked[0].name} and {other.name}: one seed has no interval; run more seeds")
+            elif min(len(best), len(behind)) < _FEW:
+                lines.append(
+                    f"{ranked[0].name} and {other.name}: {low:,.1f} to {high:,.1f} apart, too few seeds to say more"
+                )
             elif low > 0:
                 lines.append(f"{ranked[0].name} is better than {other.name}, by {low:,.1f} to {high:,.1f} (95 %)")
             else:
@@ -146,9 +150,7 @@ class Comparison:
                 )
         fewest = min(len(group.runs) for group in self.groups)
         if fewest < _FEW:
-            lines.append(
-                f"fewer than {_FEW} seeds: such intervals are too narrow; published results use 5 to 10 or more"
-            )
+            lines.append(f"fewer than {_FEW} seeds: intervals are too narrow to show a difference; use 5 to 10 or more")
         return lines
 
 

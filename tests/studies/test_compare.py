@@ -35,22 +35,21 @@ def make_run(folder, name, returns, *overrides, evaluations=()):
 
 def test_runs_that_differ_in_the_seed_are_one_group(tmp_path):
     for rate, level in (("1e-3", 10.0), ("3e-4", 100.0)):
-        for seed in range(4):
+        for seed in range(5):
             returns = [0.0] * 19 + [level + seed]
             make_run(tmp_path, f"{rate}-{seed}", returns, f"train.lr={rate}", f"seed={seed}")
     comparison = compare([tmp_path])
     assert [group.name for group in comparison.groups] == ["train.lr=0.001", "train.lr=0.0003"]
     assert comparison.metric == "training, last 10 % of the epochs"
     # A tenth of 20 epochs are the last two: (0 + 10 + seed) / 2.
-    assert comparison.final(comparison.groups[0]) == [5.0, 5.5, 6.0, 6.5]
+    assert comparison.final(comparison.groups[0]) == [5.0, 5.5, 6.0, 6.5, 7.0]
     name, seeds, iqm, interval, spread, speed = comparison.table()[0]
-    # Of four values one goes on each side: (5.5 + 6.0) / 2. The median speed is that of epochs 10 and 11.
-    assert (name, seeds, iqm, spread, speed) == ("train.lr=0.001", "4", "5.8", "5.0 to 6.5", "525")
+    # Of five values one goes on each side: (5.5 + 6.0 + 6.5) / 3. The median speed is that of epochs 10 and 11.
+    assert (name, seeds, iqm, spread, speed) == ("train.lr=0.001", "5", "6.0", "5.0 to 7.0", "525")
     low, high = map(float, interval.split(" to "))
-    assert 5.0 <= low < 5.8 < high <= 6.5
-    first, few = comparison.statement()
-    assert first.startswith("train.lr=0.0003 is better than train.lr=0.001, by 4")
-    assert few.startswith("fewer than 5 seeds")
+    assert 5.0 <= low < 6.0 < high <= 7.0
+    (verdict,) = comparison.statement()
+    assert verdict.startswith("train.lr=0.0003 is better than train.lr=0.001, by 4")
 
 
 def test_evaluations_count_if_all_runs_have_them(tmp_path):
@@ -68,6 +67,12 @@ def test_one_seed_and_no_difference_are_said(tmp_path):
     assert "one seed has no interval; run more seeds" in compare([one, two]).statement()[0]
     more = [make_run(tmp_path, f"more{seed}", [value], f"seed={seed}") for seed, value in ((1, 3.0), (2, 0.5))]
     others = [make_run(tmp_path, f"other{i}", [1.0 + i], "train.lr=1e-5", f"seed={i}") for i in (1, 2)]
+    # Of two equal distributions, three seeds each would show a difference in one of five comparisons.
+    few = compare([one, two, *more, *others]).statement()
+    assert "too few seeds to say more" in few[0]
+    assert few[1].startswith("fewer than 5 seeds")
+    more += [make_run(tmp_path, f"even{i}", [1.5], f"seed={i}") for i in (5, 6)]
+    others += [make_run(tmp_path, f"odd{i}", [1.5], "train.lr=1e-5", f"seed={i}") for i in (5, 6)]
     assert "no difference is shown" in compare([one, two, *more, *others]).statement()[0]
 
 
