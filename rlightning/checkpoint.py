@@ -147,6 +147,15 @@ def load_state(folder: Path | str, names: Iterable[str] | None = None) -> dict[s
     return states
 
 
+def state_names(folder: Path | str) -> set[str]:
+    """Return the names of the states that a checkpoint holds.
+
+    Raises:
+        CheckpointError: If it has no manifest.
+    """
+    return {Path(file).stem for file in _read_manifest(locate(folder)) if file.endswith(".json")}
+
+
 def is_whole(folder: Path | str) -> bool:
     """Whether every file of a checkpoint is there and undamaged."""
     folder = locate(folder)

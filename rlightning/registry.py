@@ -10,6 +10,7 @@ Built-in entries are dotted names, so that nothing heavy is imported before it i
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
@@ -93,6 +94,12 @@ def lookup(kind: Kind, name: str) -> Any:
         module, _, attribute = entry.partition(":")
         entry = getattr(importlib.import_module(module), attribute)
     return entry
+
+
+def argument_names(function: Callable[..., Any]) -> list[str] | None:
+    """List the names of the arguments of a function or class; None if it takes any name."""
+    parameters = inspect.signature(function).parameters
+    return None if any(one.kind is one.VAR_KEYWORD for one in parameters.values()) else list(parameters)
 
 
 def import_named(module: str, name: str, option: str) -> Any:

@@ -11,7 +11,6 @@ from typing import Any
 from rlightning.assembly.run import Run
 from rlightning.assembly.workers import env_kind, of_generation
 from rlightning.buffer.data_buffer import DataBuffer
-from rlightning.checkpoint import load_state
 from rlightning.collect.collector import Collector
 from rlightning.collect.eager import EagerCollector
 from rlightning.collect.fragments import FragmentCollector
@@ -21,7 +20,8 @@ from rlightning.engine.base_engine import BaseEngine
 from rlightning.engine.callbacks import Callback
 from rlightning.engine.eval_engine import EvalEngine
 from rlightning.engine.evaluation import Evaluator
-from rlightning.engine.recorder import Recorder, find_checkpoint
+from rlightning.engine.policy_spec import find_checkpoint, load_trained
+from rlightning.engine.recorder import Recorder
 from rlightning.engine.sync_engine import SyncEngine
 from rlightning.env.env_group import EnvGroup
 from rlightning.env.faults import RestartRules
@@ -127,16 +127,16 @@ def _begin_with(group: PolicyGroup, source: str, env_meta: EnvMeta) -> None:
     option = "policy.init_from"
     try:
         checkpoint = find_checkpoint(source)
-        state = load_state(checkpoint)
-        if (stored := state.get("spec", {}).get("env_meta")) is not None:
-            _require_equal_spaces(meta_from_state(stored), env_meta, option)
-        left = group.state.take_weights(state["policy"])
+        state, spec = load_trained(checkpoint)
+        if spec is not None and spec["env_meta"] is not None:
+            _require_equal_spaces(meta_from_state(spec["env_meta"]), env_meta, option)
+        left = group.state.take_weights(state)
     except (CheckpointError, WorkerError) as error:
         cause = error.__cause__ if isinstance(error, WorkerError) else error
         if not isinstance(cause, CheckpointError):
             raise
         raise ConfigError(Problem(option, f"{source}: {cause}")) from error
-    logger.info("begins with the weights of %s, version %d", checkpoint.resolve(), state["policy"]["train"]["version"])
+    logger.info("begins with the weights of %s, version %d", checkpoint.resolve(), state["train"]["version"])
     for one in left:
         logger.warning("policy.init_from: %s", one)
 

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes.util
-import math
-import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,18 +10,15 @@ import numpy as np
 from rich.console import Console
 
 from rlightning.assembly.assemble import assemble
+from rlightning.commands.drawing import choose_gl_backend
 from rlightning.config import Config
 from rlightning.configuring.changes import keep_changes, open_folder
 from rlightning.device import available_gpus
 from rlightning.engine.evaluation import EvalResult
-from rlightning.engine.recorder import CheckpointFolder
+from rlightning.engine.policy_spec import find_checkpoint
 from rlightning.engine.video import record_episode
-from rlightning.functional.statistics import bootstrap_difference, bootstrap_interval, mean
+from rlightning.functional.statistics import bootstrap_difference, bootstrap_interval
 from rlightning.observability.logs import log_to_console
-
-_LONGEST_PROBE_S = 20.0
-_GL_BACKENDS = {"egl": "EGL", "osmesa": "OSMesa"}
-"""Values of MUJOCO_GL that need no screen, the quicker one first, and the library of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +58,7 @@ def evaluate_run(request: EvalRequest, console: Console) -> None:
         ConfigError: If the run's configuration cannot be loaded.
     """
     run = open_folder(request.run, request.overrides)
-    checkpoint = CheckpointFolder(run.checkpoints).find(request.checkpoint)
+    checkpoint = find_checkpoint(run.path, request.checkpoint)
     config = _for_evaluation(run.config, request)
     log_to_console(config.log.level)
     if request.video is not None:
@@ -93,7 +85,7 @@ def evaluate_run(request: EvalRequest, console: Console) -> None:
         _print_both(result, _evaluate(config.model_copy(update={"evaluation": other}), checkpoint), config, console)
     if request.against is not None:
         opponent = open_folder(request.against)
-        checkpoint = CheckpointFolder(opponent.checkpoints).find("best")
+        checkpoint = find_checkpoint(opponent.path)
         same = config.model_copy(update={"policy": _for_evaluation(opponent.config, request).policy})
         console.print(f"against     {checkpoint.resolve().name} of {opponent.name}", soft_wrap=True, markup=False)
         _print_difference(result, _evaluate(same, checkpoint), console)
@@ -111,57 +103,24 @@ def _print_both(result: EvalResult, other: EvalResult, config: Config, console: 
     """Print the returns of the other kind of actions, and a hint if the two kinds differ."""
     likely, sampled = (result, other) if config.evaluation.deterministic else (other, result)
     first, second = ([episode.return_ for episode in one.episodes] for one in (likely, sampled))
-    low, high = bootstrap_difference(first, second, mean)
-    lines = [f"most likely {np.mean(first):.2f}, sampled {np.mean(second):.2f}"]
+    low, high = bootstrap_difference(first, second, np.mean)
+    said = f"most likely {np.mean(first):.2f}, sampled {np.mean(second):.2f}"
     if low > 0 or high < 0:
         better = "the most likely actions are" if low > 0 else "sampling is"
-        lines.append(f"{better} better, by {min(abs(low), abs(high)):.2f} to {max(abs(low), abs(high)):.2f} (95 %)")
-    if high < 0:
-        lines.append("the mode of the policy is not what was trained: train longer, or act with sampled actions")
-    for line in lines:
-        console.print(line, soft_wrap=True, markup=False)
+        said += f"\n{better} better, by {min(abs(low), abs(high)):.2f} to {max(abs(low), abs(high)):.2f} (95 %)"
+    console.print(said, soft_wrap=True, markup=False)
 
 
 def _print_difference(result: EvalResult, other: EvalResult, console: Console) -> None:
     """Print the mean difference between two policies over pairs of episodes that began alike."""
     ours, theirs = ({(one.worker, one.sub_env): one.return_ for one in each.episodes} for each in (result, other))
     differences = [ours[start] - theirs[start] for start in sorted(ours.keys() & theirs.keys())]
-    low, high = bootstrap_interval(differences, mean)
+    low, high = bootstrap_interval(differences, np.mean)
     console.print(other.describe(), highlight=False)
-    within = "" if math.isnan(low) else f", within {low:.2f} to {high:.2f} (95 %)"
-    verdict = "no difference is shown" if math.isnan(low) or low <= 0 <= high else "better" if low > 0 else "worse"
-    console.print(
-        f"difference  {np.mean(differences):.2f}{within}: {verdict}; {len(differences)} pairs of equal starts"
-    )
-
-
-def choose_gl_backend() -> None:
-    """Set MUJOCO_GL where it is unset and there is no screen, so that MuJoCo draws without one.
-
-    A backend is tried in a process of its own, since the choice cannot be changed in this one afterwards.
-    """
-    has_screen = bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
-    if not sys.platform.startswith("linux") or has_screen or "MUJOCO_GL" in os.environ:
-        return
-    for backend, library in _GL_BACKENDS.items():
-        if ctypes.util.find_library(library) and _can_draw(backend):
-            os.environ["MUJOCO_GL"] = backend
-            return
-
-
-def _can_draw(backend: str) -> bool:
-    program = "import mujoco; mujoco.GLContext(8, 8).make_current()"
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", program],
-            env={**os.environ, "MUJOCO_GL": backend},
-            capture_output=True,
-            timeout=_LONGEST_PROBE_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return done.returncode == 0
+    within = "" if np.isnan(low) else f", within {low:.2f} to {high:.2f} (95 %)"
+    verdict = "better" if low > 0 else "worse" if high < 0 else "no difference is shown"
+    said = f"difference  {np.mean(differences):.2f}{within}: {verdict}; {len(differences)} pairs of equal starts"
+    console.print(said, soft_wrap=True, markup=False)
 
 
 def _for_evaluation(config: Config, request: EvalRequest) -> Config:

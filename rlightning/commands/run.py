@@ -15,7 +15,7 @@ from rich.markup import escape
 from rlightning.assembly.assemble import assemble, trains
 from rlightning.assembly.recording import open_run
 from rlightning.checkpoint import load_state
-from rlightning.commands.evaluate import choose_gl_backend
+from rlightning.commands.drawing import prepare_to_draw
 from rlightning.commands.problems import EXIT_BAD_CONFIG, EXIT_INTERRUPTED, config_error_in, print_problems
 from rlightning.config import Config
 from rlightning.configuring.changes import keep_changes
@@ -23,7 +23,6 @@ from rlightning.configuring.load import LoadedConfig, load_config
 from rlightning.engine.recorder import CheckpointFolder
 from rlightning.observability.run_folder import RunFolder
 from rlightning.observability.sinks import read_metrics
-from rlightning.registry import lookup
 
 
 def train(loaded: LoadedConfig, console: Console | None = None) -> RunFolder:
@@ -57,7 +56,7 @@ def resume(run: RunFolder, console: Console | None = None) -> RunFolder:
         longer = f"to train on: rlightning resume {_short(run.path)} train.max_epochs=..."
         console.print(f"nothing is left to do; {longer}", soft_wrap=True, markup=False)
         return run
-    _prepare_to_draw(run.config)
+    prepare_to_draw(run.config)
     recording = open_run(run, first_epoch=counters["epoch"], resumed_at=counters["env_steps"])
     # All weights come from the checkpoint.
     config = run.config.model_copy(update={"policy": run.config.policy.model_copy(update={"init_from": None})})
@@ -106,19 +105,13 @@ def launch(
 def _new_folder(loaded: LoadedConfig) -> Iterator[RunFolder]:
     """Make the folder of a run; a run that is refused for its configuration before its first epoch leaves none."""
     run = RunFolder.create(loaded.config, loaded.preset)
-    _prepare_to_draw(loaded.config)
+    prepare_to_draw(loaded.config)
     try:
         yield run
     except Exception as error:
         if config_error_in(error) is not None and not _has_epochs(run):
             shutil.rmtree(run.path)
         raise
-
-
-def _prepare_to_draw(config: Config) -> None:
-    """Choose how MuJoCo draws without a screen, before it is imported, if a callback draws."""
-    if any(lookup("callback", entry.name).draws for entry in config.callbacks):
-        choose_gl_backend()
 
 
 def _has_epochs(run: RunFolder) -> bool:

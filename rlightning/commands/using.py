@@ -13,6 +13,9 @@ from rlightning.commands.app import OverridesArgument, RunArgument, app, exit_co
 from rlightning.errors import ConfigError, Problem
 
 _VIDEO_ENDINGS = (".mp4", ".gif")
+_CheckpointOption = Annotated[
+    str, typer.Option(help="Which checkpoint: 'best' (the last one where none was marked), 'last', or its folder.")
+]
 
 
 @app.command(name="eval")
@@ -26,9 +29,7 @@ def evaluate(
     sampled: Annotated[
         bool, typer.Option("--sampled", help="Sample actions instead of taking the most likely ones.")
     ] = False,
-    checkpoint: Annotated[
-        str, typer.Option(help="Which checkpoint: 'best' (the last one where none was marked), 'last', or its folder.")
-    ] = "best",
+    checkpoint: _CheckpointOption = "best",
     seed: Annotated[
         int | None, typer.Option(min=0, max=2**64 - 1, help="Seed of the episodes; default: evaluation.seed.")
     ] = None,
@@ -71,9 +72,7 @@ def export(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="The file; default: policy with the format's ending, in RUN.")
     ] = None,
-    checkpoint: Annotated[
-        str, typer.Option(help="Which checkpoint: 'best' (the last one where none was marked), 'last', or its folder.")
-    ] = "best",
+    checkpoint: _CheckpointOption = "best",
 ) -> None:
     """Write the policy of a run into a file for other programs, and compare both on 1,000 observations.
 
@@ -91,7 +90,8 @@ def export(
             from rlightning.deployment.trained_policy import load_policy
 
         policy = load_policy(run, checkpoint=checkpoint)
-        exported = export_policy(policy, output or run / f"policy{FORMATS.get(kind, '')}", kind)
+        ending = FORMATS[kind].ending if kind in FORMATS else ""
+        exported = export_policy(policy, output or run / f"policy{ending}", kind)
         lines = {
             "file": f"{exported.path}, {exported.path.stat().st_size / 1e3:,.0f} kB",
             "checkpoint": f"{exported.metadata['checkpoint']}, version {exported.metadata['weights_version']}",

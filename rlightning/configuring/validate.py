@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -212,16 +211,17 @@ def _names(config: Config, tree: Mapping[str, Any]) -> Iterator[Problem]:
 
 def _callback(config: CallbackConfig, section: str) -> Iterator[Problem]:
     """Build a callback, whose constructor checks its arguments and does nothing else."""
-    unknown = list(_name("callback", config.name, f"{section}.name"))
-    yield from unknown
-    if unknown or config.name == _PLACEHOLDER:
+    wrong = list(_name("callback", config.name, f"{section}.name"))
+    yield from wrong
+    if wrong or config.name == _PLACEHOLDER:
         return
     cls = registry.lookup("callback", config.name)
-    known = list(inspect.signature(cls).parameters)
-    for name in config.arguments.keys() - set(known):
+    known = registry.argument_names(cls) or list(config.arguments)
+    unknown = [name for name in config.arguments if name not in known]
+    for name in unknown:
         message = f"{config.name} has no such argument; it has {', '.join(known)}"
         yield Problem(f"{section}.arguments.{name}", message, suggestion=nearest_name(name, known))
-    if config.arguments.keys() <= set(known):
+    if not unknown:
         try:
             cls(**config.arguments)
         except (TypeError, ValueError) as error:

@@ -71,12 +71,12 @@ def export_policy(policy: TrainedPolicy, path: Path, kind: str) -> Exported:
         MissingDependency: If ONNX is not installed.
         RLightningError: If the file acts differently than the policy; it is removed then.
     """
-    if kind not in _WRITERS:
-        raise ConfigError(Problem("--format", f"must be one of {', '.join(_WRITERS)}, got {kind!r}"))
-    if kind != "safetensors" and policy.policy.is_stateful:
-        message = (
-            f"{type(policy.policy).__name__} keeps a state per row, which {kind} files of this version do not hold"
-        )
+    if kind not in FORMATS:
+        raise ConfigError(Problem("--format", f"must be one of {', '.join(FORMATS)}, got {kind!r}"))
+    write, own = FORMATS[kind].write, policy.policy
+    if write is not _write_safetensors and (own.is_stateful or own.config.is_async):
+        why = "keeps a state per row" if own.is_stateful else "answers by a coroutine"
+        message = f"{type(own).__name__} {why}, which {kind} files of this version do not hold"
         raise ConfigError(Problem("--format", message))
     inputs = _named(policy.observation_space, "observation", lambda leaf: leaf.handed_out)
     outputs = _named(policy.action_space, "action", lambda leaf: leaf.dtype)
@@ -87,7 +87,7 @@ def export_policy(policy: TrainedPolicy, path: Path, kind: str) -> Exported:
         with warnings.catch_warnings():
             # Of torch: about shapes that it reads while recording, which the comparison checks, and about TorchScript.
             warnings.simplefilter("ignore")
-            run = _WRITERS[kind](policy, fresh, metadata)
+            run = write(policy, fresh, metadata)
             difference = None if run is None else compare(policy, run)
         fresh.replace(path)
     finally:
@@ -125,19 +125,18 @@ def compare(policy: TrainedPolicy, run: Run) -> float:
 
 
 def _observations(space: gym.Space[Any]) -> Tree:
-    """Draw observations; numbers without bounds are of all sizes from 0.01 to 100."""
+    """Draw observations; numbers beyond [-1, 1] are spread over scales from 0.01 to 10 times what the space draws."""
     space.seed(0)
     rows = tree_map(lambda *leaves: np.stack(leaves), *(space.sample() for _ in range(COMPARED_ROWS)))
     generator = np.random.default_rng(0)
 
-    def spread(array: np.ndarray[Any, Any], leaf: Leaf) -> np.ndarray[Any, Any]:
+    def spread(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         if array.dtype.kind != "f" or np.abs(array).max(initial=0.0) <= 1.0:
             return array
         scale = 10.0 ** generator.uniform(-2, 1, (len(array), *[1] * (array.ndim - 1)))
         return (array * scale).astype(array.dtype)
 
-    bounded = isinstance(space, gym.spaces.Box) and space.is_bounded()
-    return rows if bounded else tree_map(spread, rows, space_leaves(space))
+    return tree_map(spread, rows)
 
 
 class _Acting(nn.Module):
@@ -146,6 +145,7 @@ class _Acting(nn.Module):
     def __init__(self, policy: TrainedPolicy) -> None:
         super().__init__()
         self._answer = policy.policy.rollout_step
+        self._options = policy.policy._answering.deterministic_options(policy.policy)
         self._inputs = space_leaves(policy.observation_space)
         self._outputs = space_leaves(policy.action_space)
 
@@ -155,7 +155,7 @@ class _Acting(nn.Module):
         nothing = torch.zeros(arrays[0].shape[0])
         no = nothing.bool()
         request = EnvRet(observation, nothing, no, no, is_reset=no, is_first=no, evaluation=True)
-        action = self._answer(request, deterministic=True).action_for_env
+        action = self._answer(request, **self._options).action_for_env
         dtypes = tree_map(lambda leaf: torch.from_numpy(np.zeros(0, leaf.dtype)).dtype, self._outputs)
         return tuple(tree_leaves(tree_map(lambda leaf, dtype: leaf.to(dtype), action, dtypes)))
 
@@ -223,13 +223,24 @@ def _write_safetensors(policy: TrainedPolicy, path: Path, metadata: dict[str, An
         raise RLightningError(f"{path} does not hold the weights of the policy")
 
 
-_WRITERS: dict[str, Callable[[TrainedPolicy, Path, dict[str, Any]], Run | None]] = {
-    "onnx": _write_onnx,
-    "torchscript": _write_torchscript,
-    "safetensors": _write_safetensors,
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A kind of file.
+
+    Attributes:
+        ending: Ending of its name.
+        write: Writes a policy and what is said of it; returns how the file acts, None for weights alone.
+    """
+
+    ending: str
+    write: Callable[[TrainedPolicy, Path, dict[str, Any]], Run | None]
+
+
+FORMATS = {
+    "onnx": Format(".onnx", _write_onnx),
+    "torchscript": Format(".pt", _write_torchscript),
+    "safetensors": Format(".safetensors", _write_safetensors),
 }
-FORMATS = {"onnx": ".onnx", "torchscript": ".pt", "safetensors": ".safetensors"}
-"""Ending of each kind of file."""
 
 
 def _tensors(policy: TrainedPolicy) -> dict[str, Tensor]:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import gymnasium as gym
 import numpy as np
 
-from rlightning.checkpoint import load_state
-from rlightning.config import PolicyConfig
+from rlightning.config import Config, PolicyConfig
 from rlightning.configuring.imports import load_imports
 from rlightning.device import available_gpus
-from rlightning.engine.recorder import find_checkpoint
+from rlightning.engine.policy_spec import find_checkpoint, load_trained
 from rlightning.env.arrays import Leaf, all_finite, checked, map_parts, space_leaves
 from rlightning.errors import CheckpointError, ConfigError, ProtocolError, ShapeError
 from rlightning.policy.base_policy import BasePolicy, PolicyRole
@@ -170,12 +170,13 @@ def load_policy(
         ConfigError: If the policy's class cannot be found.
     """
     folder = find_checkpoint(source, checkpoint)
-    try:
-        state = load_state(folder, ["policy", "spec"])
-        spec = state["spec"]
-    except CheckpointError:
-        state = load_state(folder, ["policy"])
-        spec = _spec_of_run(folder)
+    state, spec = load_trained(folder)
+    if spec is not None and spec["env_meta"] is not None:
+        read_meta = partial(meta_from_state, spec["env_meta"])
+    else:
+        run = _config_of_run(folder)
+        spec = {"policy": run.policy.model_dump(), "imports": run.imports, "seed": run.seed}
+        read_meta = partial(_build_env_once, run, folder)
     _, problems = load_imports(spec["imports"] if imports is None else imports)
     if problems:
         raise ConfigError(problems)
@@ -183,39 +184,35 @@ def load_policy(
     gpus = 1.0 if device == "auto" and available_gpus() else 0.0
     # What compiles, compiles at the first call, which may take minutes.
     config = config.model_copy(update={"eval_num_gpus": gpus, "compile": False})
-    meta = spec["env_meta"] if isinstance(spec["env_meta"], EnvMeta) else _stored_meta(spec, folder)
     policy = cast("BasePolicy", lookup("policy", config.type)(config, PolicyRole.EVAL))
     policy.set_seed(spec["seed"] if seed is None else seed)
-    policy.init_eval(None, meta)
-    policy.load_training_state(state["policy"]["train"], act_only=True)
+    policy.init_eval(None, read_meta())
+    policy.load_training_state(state["train"], act_only=True)
     return TrainedPolicy(policy, folder)
 
 
-def _stored_meta(spec: dict[str, Any], folder: Path) -> EnvMeta:
-    return meta_from_state(spec["env_meta"]) if spec["env_meta"] is not None else _spec_of_run(folder)["env_meta"]
-
-
-def _spec_of_run(checkpoint: Path) -> dict[str, Any]:
-    """Return what the checkpoint of an older version lacks: options of the run's folder, and spaces of its env.
+def _config_of_run(checkpoint: Path) -> Config:
+    """Read the configuration of the run of a checkpoint that does not store all that its policy was built for.
 
     Raises:
         CheckpointError: If the checkpoint does not lie in the folder of its run.
     """
-    # Only now: nothing else needs workers or the grammar of configurations, whose imports take time.
-    from rlightning.assembly.sizes import env_meta
-    from rlightning.assembly.workers import plan_workers
-    from rlightning.configuring.changes import open_folder
+    from rlightning.observability.run_folder import (
+        RunFolder,
+    )  # with the grammar of configurations, whose import is slow
 
-    run = checkpoint.resolve().parents[1]
-    if not (run / "run.json").is_file():
+    folder = checkpoint.resolve().parents[1]
+    if not (folder / "run.json").is_file():
         raise CheckpointError(
             f"{checkpoint} was made by an older version, which did not store spaces: load it from the folder of its run"
         )
-    config = open_folder(run).config
+    return RunFolder.open(folder).config
+
+
+def _build_env_once(config: Config, checkpoint: Path) -> EnvMeta:
+    """Build one env of a run to read its spaces."""
+    from rlightning.assembly.sizes import env_meta
+    from rlightning.assembly.workers import plan_workers
+
     logger.warning("%s has no spaces, or none that can be stored: one env of the run is built to read them", checkpoint)
-    return {
-        "policy": config.policy.model_dump(),
-        "imports": config.imports,
-        "seed": config.seed,
-        "env_meta": env_meta(plan_workers(config)),
-    }
+    return env_meta(plan_workers(config))

@@ -23,6 +23,7 @@ from rlightning.config import Config
 from rlightning.engine.callbacks import Callback, Callbacks
 from rlightning.engine.evaluation import EvalResult, Evaluator, info_means, returns_by_task
 from rlightning.engine.interrupt import Interrupt
+from rlightning.engine.policy_spec import policy_spec
 from rlightning.engine.recorder import Recorder, SilentRecorder
 from rlightning.env.env_group import EnvGroup
 from rlightning.errors import (
@@ -36,8 +37,6 @@ from rlightning.errors import (
 from rlightning.functional.schedules import anneal
 from rlightning.observability.timer import Span
 from rlightning.policy.policy_group import PolicyGroup
-from rlightning.types import EnvMeta
-from rlightning.types.spaces import meta_to_state
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +107,7 @@ class BaseEngine(ABC):
         self._closed = False
         self._pushes = 0
         self._interrupt = Interrupt()
-        self._callbacks = Callbacks(callbacks, self)
+        self._callbacks = Callbacks(callbacks, self, self._keep)
         self._stopped = ""
         self._spec = policy_spec(config, collector.env_group.env_meta)
         self._saved_at = time.monotonic()
@@ -183,7 +182,9 @@ class BaseEngine(ABC):
         """
         if metrics:
             progress = {"progress/epoch": float(self.epoch), "progress/env_steps": float(self.env_steps)}
-            self.recorder.log(self.epoch, self.env_steps, {**progress, **numbers(metrics)})
+            self.recorder.log(
+                self.epoch, self.env_steps, {**progress, **numbers(metrics, "engine.log was called with")}
+            )
 
     def stop(self, reason: str) -> None:
         """End ``run`` after this epoch, with a last evaluation and a checkpoint.
@@ -257,17 +258,15 @@ class BaseEngine(ABC):
         self._callbacks.call("on_evaluation", metrics)
         return metrics
 
-    def save(self, *, best: bool = False, silently: bool = False) -> Path | None:
-        """Keep a checkpoint of all that a resumed run needs.
+    def save(self, *, best: bool = False) -> Path | None:
+        """Keep a checkpoint of all that a resumed run needs; ``best`` marks it as the best so far."""
+        checkpoint = self._keep(best=best)
+        self._callbacks.call("on_save", checkpoint)
+        return checkpoint
 
-        Args:
-            best: Whether to mark it as the best so far.
-            silently: Whether to leave out the callbacks.
-        """
+    def _keep(self, *, best: bool = False) -> Path | None:
         self._checkpoint = self.recorder.save(self.epoch, self.get_state(), best=best)
         self._saved_at = time.monotonic()
-        if not silently:
-            self._callbacks.call("on_save", self._checkpoint)
         return self._checkpoint
 
     def _is_save_late(self) -> bool:
@@ -418,23 +417,13 @@ class BaseEngine(ABC):
         return False
 
 
-def policy_spec(config: Config, env_meta: EnvMeta) -> dict[str, Any]:
-    """Return what a checkpoint stores so that its policy can be built without the run: options, modules and spaces."""
-    return {
-        "policy": config.policy.model_dump(mode="json"),
-        "imports": list(config.imports),
-        "seed": config.seed,
-        "env_meta": meta_to_state(env_meta),
-    }
-
-
 def _due(epoch: int, interval: int, last: bool) -> bool:
     """Return whether something that happens every ``interval`` epochs, and at the end, happens now."""
     return last or (interval > 0 and epoch % interval == 0)
 
 
-def numbers(metrics: Any) -> dict[str, float]:
-    """Read what a policy's ``train`` returned: numbers by name, or nothing."""
+def numbers(metrics: Any, what: str = "train returned") -> dict[str, float]:
+    """Read what a policy's ``train`` returned, or what else ``what`` names: numbers by name, or nothing."""
     if metrics is None:
         return {}
     if not isinstance(metrics, Mapping):
@@ -444,5 +433,5 @@ def numbers(metrics: Any) -> dict[str, float]:
         try:
             found[name] = float(value)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise ProtocolError(f"train returned no number as {name!r}: {type(value).__name__}, {error}") from error
+            raise ProtocolError(f"{what} no number as {name!r}: {type(value).__name__}, {error}") from error
     return found

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rlightning.errors import CallbackError, nearest_name
+from rlightning.observability.metrics import USER_PREFIX, catalogue, undescribed
 
 if TYPE_CHECKING:
     from rlightning.engine.base_engine import BaseEngine, RunResult
@@ -36,12 +36,7 @@ class Callback:
         """Called after each evaluation, when its metrics are written."""
 
     def on_save(self, engine: BaseEngine, checkpoint: Path | None) -> None:
-        """Called after each checkpoint.
-
-        Args:
-            engine: The engine.
-            checkpoint: Its folder; None where nothing keeps checkpoints.
-        """
+        """Called after each checkpoint, with its folder; with None where nothing keeps checkpoints."""
 
     def on_end(self, engine: BaseEngine, result: RunResult) -> None:
         """Called when ``run`` has come to its end, also after Ctrl-C, but not after a failure."""
@@ -63,27 +58,27 @@ class StopAt(Callback):
         times: How often in a row the metric has to reach the value.
 
     Raises:
-        ValueError: If ``times`` is not positive.
+        ValueError: If ``times`` is not positive, or there is no such metric.
     """
 
     def __init__(self, at_least: float, metric: str = "episode/return_mean_100", times: int = 1) -> None:
         if times < 1:
             raise ValueError(f"times must be at least 1, got {times}")
+        if undescribed([metric]):
+            near = nearest_name(metric, [known.name for known in catalogue()])
+            hint = f"; did you mean {near!r}?" if near else ""
+            raise ValueError(f"no metric is called {metric!r}; your own are named {USER_PREFIX}... or registered{hint}")
         self._at_least, self._metric, self._times = float(at_least), metric, times
         self._reached = 0
-        self._seen: set[str] = set()
 
     def on_epoch(self, engine: BaseEngine, metrics: Mapping[str, float]) -> None:
-        self._look(engine, metrics)
+        if self._metric not in metrics:
+            return
+        self._reached = self._reached + 1 if metrics[self._metric] >= self._at_least else 0
+        if self._reached >= self._times:
+            engine.stop(f"{self._metric} is {metrics[self._metric]:.4g}, at least {self._at_least:.4g}")
 
-    def on_evaluation(self, engine: BaseEngine, metrics: Mapping[str, float]) -> None:
-        self._look(engine, metrics)
-
-    def on_end(self, engine: BaseEngine, result: RunResult) -> None:
-        if self._metric not in self._seen and self._seen:
-            near = nearest_name(self._metric, self._seen)
-            hint = f"; did you mean {near}?" if near else f": {', '.join(sorted(self._seen))}"
-            logger.warning("stop_at waited for %s, which is none of the metrics of this run%s", self._metric, hint)
+    on_evaluation = on_epoch
 
     def get_state(self) -> dict[str, Any]:
         return {"reached": self._reached}
@@ -91,34 +86,18 @@ class StopAt(Callback):
     def set_state(self, state: dict[str, Any]) -> None:
         self._reached = state["reached"]
 
-    def _look(self, engine: BaseEngine, metrics: Mapping[str, float]) -> None:
-        self._seen.update(metrics)
-        if self._metric not in metrics:
-            return
-        self._reached = self._reached + 1 if metrics[self._metric] >= self._at_least else 0
-        if self._reached >= self._times:
-            engine.stop(f"{self._metric} is {metrics[self._metric]:.4g}, at least {self._at_least:.4g}")
-
 
 class Callbacks:
-    """The callbacks of a run, in order."""
+    """The callbacks of a run, in order.
 
-    def __init__(self, callbacks: Sequence[Callback], engine: BaseEngine) -> None:
-        self._callbacks, self._engine = list(callbacks), engine
+    Args:
+        callbacks: The callbacks.
+        engine: What they are called with.
+        keep: Saves a checkpoint without calling them; returns its folder.
+    """
 
-    @contextmanager
-    def _failing(self, callback: Callback, event: str) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            kept = "no checkpoint"
-            if event != "on_save":
-                folder = self._engine.save(silently=True)
-                kept = "no checkpoint" if folder is None else f"the checkpoint {folder.name}"
-            raise CallbackError(
-                f"{type(callback).__name__}.{event} failed after epoch {self._engine.epoch}, with {kept}: "
-                f"{type(error).__name__}: {error}"
-            ) from error
+    def __init__(self, callbacks: Sequence[Callback], engine: BaseEngine, keep: Callable[[], Path | None]) -> None:
+        self._callbacks, self._engine, self._keep = list(callbacks), engine, keep
 
     def call(self, event: str, *args: Any) -> None:
         """Call a method of each.
@@ -127,8 +106,21 @@ class Callbacks:
             CallbackError: If one fails; a checkpoint is saved before.
         """
         for callback in self._callbacks:
-            with self._failing(callback, event):
+            try:
                 getattr(callback, event)(self._engine, *args)
+            except Exception as error:
+                where = f"{type(callback).__name__}.{event} failed after epoch {self._engine.epoch}"
+                kept = self._save_after_failure()
+                raise CallbackError(f"{where}, with {kept}: {type(error).__name__}: {error}") from error
+
+    def _save_after_failure(self) -> str:
+        """Save a checkpoint if that is possible: what a callback raised is what the caller must see."""
+        try:
+            folder = self._keep()
+        except Exception as error:
+            logger.warning("no checkpoint could be saved: %s: %s", type(error).__name__, error)
+            folder = None
+        return "no checkpoint" if folder is None else f"the checkpoint {folder.name}"
 
     def get_state(self) -> list[tuple[str, dict[str, Any]]]:
         """Return the class and state of each."""

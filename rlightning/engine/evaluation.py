@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +14,7 @@ from rlightning.config import EvalConfig
 from rlightning.env.env_group import EnvGroup
 from rlightning.env.episodes import SUCCESS, Episode
 from rlightning.env.faults import FaultCounts
-from rlightning.functional.statistics import bootstrap_interval, mean
+from rlightning.functional.statistics import bootstrap_interval
 from rlightning.observability.timer import Span
 from rlightning.policy.policy_group import PolicyGroup
 
@@ -54,12 +53,12 @@ class EvalResult:
         >>> print(EvalResult((Episode(1.0, 3, False, "reach", 0, 0), Episode(2.0, 5, False, "reach", 0, 1))).describe())
         episodes    2
         return      1.50 ± 0.50 (mean and std)
-                    1.00 to 2.00, the mean within 1.00 to 2.00 (95 %)
+                    1.00 to 2.00
         length      4.0 steps
         """
         metrics, returns = self.metrics(), [episode.return_ for episode in self.episodes]
-        low, high = bootstrap_interval(returns, mean)
-        within = "" if math.isnan(low) else f", the mean within {low:.2f} to {high:.2f} (95 %)"
+        low, high = bootstrap_interval(returns, np.mean)
+        within = "" if np.isnan(low) else f", the mean within {low:.2f} to {high:.2f} (95 %)"
         success = metrics.get("eval/success_rate")
         named = {name.removeprefix(_INFO): value for name, value in metrics.items() if name.startswith(_INFO)}
         return "\n".join(

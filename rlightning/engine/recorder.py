@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rlightning.checkpoint import locate, named_in, newest_whole, save_state
-from rlightning.errors import CheckpointError
 from rlightning.observability.sinks import MetricSink
 from rlightning.observability.timer import Span
 from rlightning.observability.trace import TraceFile
@@ -133,21 +132,6 @@ class CheckpointFolder:
         named = named_in(mark) if mark.is_file() else mark.resolve()
         return named if locate(named).is_dir() else None
 
-    def find(self, wanted: str) -> Path:
-        """Find a checkpoint: "best" (the last one where none was marked), "last", or by its name or folder.
-
-        Raises:
-            CheckpointError: If there is none.
-        """
-        if wanted == "best":
-            return self.best() or self.last()
-        if wanted == "last":
-            return self.last()
-        for path in (Path(wanted), self.path / wanted):
-            if locate(path).is_dir():
-                return path
-        raise CheckpointError(f"there is no checkpoint {wanted!r}; {self.path} lists those of the run")
-
     def _link(self, name: str, folder: Path) -> None:
         """Make a symbolic link, or where there are none, as on some network drives, a file with the folder's name."""
         fresh = self.path / f".{name}.new"
@@ -165,18 +149,3 @@ class CheckpointFolder:
         for name in names[: -self._keep]:
             if best is None or name != best.name:
                 shutil.rmtree(self.path / name, ignore_errors=True)
-
-
-def find_checkpoint(source: Path | str, wanted: str = "best") -> Path:
-    """Find a checkpoint of a run, or the one that ``source`` is.
-
-    Raises:
-        CheckpointError: If there is none.
-    """
-    folder = Path(source).expanduser().absolute()
-    if (folder / "checkpoints").is_dir():
-        return CheckpointFolder(folder / "checkpoints").find(wanted)
-    found = locate(folder)
-    if not (found / "manifest.json").is_file():
-        raise CheckpointError(f"{folder} is neither the folder of a run nor that of a checkpoint")
-    return found

@@ -31,34 +31,29 @@ class Video(Callback):
 
     Args:
         every: Epochs between videos; the last epoch of a run has one, too.
-        ending: ".mp4" or ".gif".
 
     Raises:
-        ValueError: If an argument is none of these.
+        ValueError: If ``every`` is not positive.
     """
 
     draws = True
 
-    def __init__(self, every: int = 50, ending: str = ".mp4") -> None:
+    def __init__(self, every: int = 50) -> None:
         if every < 1:
             raise ValueError(f"every must be at least 1, got {every}")
-        if ending not in (".mp4", ".gif"):
-            raise ValueError(f"ending must be .mp4 or .gif, got {ending!r}")
-        self._every, self._ending = every, ending
-        self._recorded = -1
+        self._every = every
 
     def on_epoch(self, engine: BaseEngine, metrics: Mapping[str, float]) -> None:
         if engine.epoch % self._every == 0:
             self._record(engine)
 
     def on_end(self, engine: BaseEngine, result: Any) -> None:
-        if self._recorded != engine.epoch:
+        if engine.epoch % self._every:
             self._record(engine)
 
     def _record(self, engine: BaseEngine) -> None:
-        self._recorded = engine.epoch
         if engine.recorder.folder is not None:
-            path = engine.recorder.folder / "videos" / f"epoch-{engine.epoch:08d}{self._ending}"
+            path = engine.recorder.folder / "videos" / f"epoch-{engine.epoch:08d}.mp4"
             engine.load_to_act()
             with engine.policy_group.evaluating(engine.config.evaluation.seed):
                 record_episode(engine, engine.config, path)

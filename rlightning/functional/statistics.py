@@ -13,6 +13,9 @@ Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 _RESAMPLES = 5000
 _CONFIDENCE = 0.95
+FEWEST = 5
+"""Values below which such an interval is far too narrow: of two it holds the truth in 53 % of the cases, of three in
+73 %, of five in 89 %, of ten in 95 % (the interquartile mean of normal values, 400 draws)."""
 
 
 def interquartile_mean(values: Sequence[float] | Array, axis: int = -1) -> Array:
@@ -29,11 +32,6 @@ def interquartile_mean(values: Sequence[float] | Array, axis: int = -1) -> Array
     return np.asarray(kept.mean(axis=axis))
 
 
-def mean(values: Sequence[float] | Array, axis: int = -1) -> Array:
-    """Mean along an axis."""
-    return np.asarray(np.asarray(values, np.float64).mean(axis=axis))
-
-
 def bootstrap_interval(
     values: Sequence[float], statistic: Callable[..., Array] = interquartile_mean, seed: int = 0
 ) -> tuple[float, float]:
@@ -41,16 +39,16 @@ def bootstrap_interval(
 
     Args:
         values: Independent values, such as the final returns of runs with different seeds.
-        statistic: Takes an array [..., n] and reduces its last axis.
+        statistic: Reduces an axis of an array, as ``np.mean`` does.
         seed: Seed of the resampling.
 
     Returns:
-        Its lower and upper end; NaN for fewer than two values, which have no interval.
+        Its lower and upper end; NaN for fewer than ``FEWEST`` values.
     """
-    if len(values) < 2:
+    if len(values) < FEWEST:
         return float("nan"), float("nan")
     drawn = _resample(np.asarray(values, np.float64), np.random.default_rng(seed))
-    return _middle(statistic(drawn))
+    return _middle(statistic(drawn, axis=-1))
 
 
 def bootstrap_difference(
@@ -62,12 +60,12 @@ def bootstrap_difference(
     """95 % interval of the difference of a statistic, first minus second, of two independent samples.
 
     Returns:
-        Its lower and upper end; NaN if a sample has fewer than two values.
+        Its lower and upper end; NaN if a sample has fewer than ``FEWEST`` values.
     """
-    if min(len(first), len(second)) < 2:
+    if min(len(first), len(second)) < FEWEST:
         return float("nan"), float("nan")
     generator = np.random.default_rng(seed)
-    one, two = (statistic(_resample(np.asarray(values, np.float64), generator)) for values in (first, second))
+    one, two = (statistic(_resample(np.asarray(values, np.float64), generator), axis=-1) for values in (first, second))
     return _middle(one - two)
 
 

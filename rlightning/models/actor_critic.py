@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import gymnasium as gym
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
 
 from rlightning import registry
 from rlightning.config import Section
-from rlightning.errors import ConfigError, Problem, ShapeError, UnsupportedSpace
+from rlightning.errors import ConfigError, Problem, ShapeError, UnsupportedSpace, nearest_name
 from rlightning.functional.distributions import Distribution
 from rlightning.models.action_heads import BoxActions, make_action_head
 from rlightning.models.cnn import CNN
@@ -80,8 +80,16 @@ class ActorCriticOptions(Section):
     def _encoder_is_known(cls, name: str) -> str:
         known = (*_ENCODERS, *registry.names("model"))
         if name not in known:
-            raise ValueError(f"must be one of {', '.join(known)}; your own need their module under imports")
+            near = nearest_name(name, known)
+            hint = f"; did you mean {near!r}?" if near else ""
+            raise ValueError(f"must be one of {', '.join(known)}; your own need their module under imports{hint}")
         return name
+
+    @model_validator(mode="after")
+    def _arguments_have_an_encoder(self) -> ActorCriticOptions:
+        if self.encoder_cfg and self.encoder in _ENCODERS:
+            raise ValueError(f"encoder_cfg is for an encoder of your own, and encoder is {self.encoder!r}")
+        return self
 
     @field_validator("hidden_sizes")
     @classmethod

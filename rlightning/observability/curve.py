@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 Points = list[tuple[float, float]]
 """Env steps and return."""
 
-_TRAINING = "episode/return_mean_100"
+TRAINING = "episode/return_mean_100"
 _EVALUATION = "eval/return_mean"
 _EVALUATION_SPREAD = "eval/return_std"
 _DPI = 120
@@ -30,15 +31,10 @@ def draw_curve(rows: Sequence[Mapping[str, float]], path: Path, title: str) -> b
     Returns:
         Whether there were points to draw.
     """
-    training, evaluation = points(rows, _TRAINING), points(rows, _EVALUATION)
+    training, evaluation = points(rows, TRAINING), points(rows, _EVALUATION)
     if not training and not evaluation:
         return False
-    # Without pyplot, which would choose a window system and hold every figure.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=_INCHES, dpi=_DPI, layout="constrained")
-    axes = figure.subplots()
+    figure, axes = open_picture("env steps", "episode return")
     if training:
         axes.plot(*zip(*training, strict=True), color=_TRAINING_COLOUR, label="training, mean of 100 episodes")
     if evaluation:
@@ -54,16 +50,27 @@ def draw_curve(rows: Sequence[Mapping[str, float]], path: Path, title: str) -> b
             color=_EVALUATION_COLOUR,
             label="evaluation, mean and std",
         )
-    axes.set_xlabel("env steps")
-    axes.set_ylabel("episode return")
     axes.set_title(title, parse_math=False)  # a name may have a $
-    axes.grid(alpha=0.3)
     axes.legend(frameon=False)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    FigureCanvasAgg(figure)
     figure.savefig(path, format="png")
     return True
+
+
+def open_picture(x: str, y: str) -> tuple[Any, Any]:
+    """Return a figure of matplotlib and its axes with these labels, in the style of all curves."""
+    # Without pyplot, which would choose a window system and hold every figure.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=_INCHES, dpi=_DPI, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.grid(alpha=0.3)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    return figure, axes
 
 
 def text_curve(rows: Sequence[Mapping[str, float]], width: int = 60, height: int = 8) -> str:
@@ -74,7 +81,7 @@ def text_curve(rows: Sequence[Mapping[str, float]], width: int = 60, height: int
         width: Characters of the plot, without the labels of the y axis.
         height: Lines of the plot, without the labels of the x axis.
     """
-    curve = points(rows, _TRAINING) or points(rows, _EVALUATION)
+    curve = points(rows, TRAINING) or points(rows, _EVALUATION)
     if len(curve) < 2:
         return ""
     steps, returns = [step for step, _ in curve], [return_ for _, return_ in curve]

@@ -66,7 +66,7 @@ class Answering:
 
         Every vectorised step comes through here: what it costs is measured by ``benchmarks/step_overhead.py``.
         """
-        options = self._options(policy) if deterministic else {}
+        options = self.deterministic_options(policy) if deterministic else {}
         counts = [len(ret.reward) for ret in env_rets]
         with self._gate.request(), self._timer.measure("rollout"), torch.inference_mode():
             _require_weights(policy)
@@ -105,8 +105,12 @@ class Answering:
     def known_envs(self, env_ids: Sequence[int]) -> None:
         self._met = {(env_id, False) for env_id in env_ids}
 
-    def _options(self, policy: BasePolicy) -> dict[str, Any]:
-        """Ask for the mode of the policy."""
+    def deterministic_options(self, policy: BasePolicy) -> dict[str, Any]:
+        """Return the arguments of ``rollout_step`` that ask for the mode of the policy.
+
+        Raises:
+            ConfigError: If it takes none.
+        """
         if not self._takes_deterministic:
             raise ConfigError(
                 f"{type(policy).__name__}.rollout_step takes no 'deterministic': add the parameter, or set "

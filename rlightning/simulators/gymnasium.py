@@ -66,7 +66,7 @@ class GymnasiumEnv(BaseEnv):
             rows.action_space,
             rows.num_envs,
             limit,
-            action_names=actuator_names(getattr(rows.env.unwrapped, "model", None), sum(rows.action_space.shape or ())),
+            action_names=actuator_names(getattr(rows.env.unwrapped, "model", None), rows.action_space.shape),
         )
         self.resets_with_next_step = rows.resets_with_next_step
         self.render_fps = self._read_fps()

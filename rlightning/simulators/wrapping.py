@@ -11,7 +11,7 @@ import gymnasium as gym
 
 from rlightning.config import EnvConfig, WrapperConfig
 from rlightning.errors import ConfigError, Problem, nearest_name
-from rlightning.registry import import_named
+from rlightning.registry import argument_names, import_named
 
 _UNFIT = {
     "Autoreset": "env workers start the next episode themselves",
@@ -89,14 +89,13 @@ def _is_wrapper(value: Any) -> TypeGuard[type[gym.Wrapper[Any, Any, Any, Any]]]:
 
 
 def _check_arguments(wrapper: type[Any], entry: WrapperConfig, option: str) -> Sequence[Problem]:
-    signature = inspect.signature(wrapper)
-    known = list(signature.parameters)[1:]
-    takes_any = any(one.kind is one.VAR_KEYWORD for one in signature.parameters.values())
-    if unknown := [name for name in entry.arguments if not takes_any and name not in known]:
+    known = argument_names(wrapper)
+    if known is not None and (unknown := [name for name in entry.arguments if name not in known[1:]]):
+        known = known[1:]  # the first one is the env
         message = f"{entry.name} has no argument {unknown[0]!r}; it has {', '.join(known) or 'none'}"
         return [Problem(option, message, suggestion=nearest_name(unknown[0], known, f"{option}."))]
     try:
-        signature.bind(None, **entry.arguments)
+        inspect.signature(wrapper).bind(None, **entry.arguments)
     except TypeError as error:
         return [Problem(option, f"{entry.name}: {error}")]
     return ()

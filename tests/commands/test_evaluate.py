@@ -76,15 +76,11 @@ class Blinking(gym.Env):
 
 def test_two_policies_play_the_same_episodes_and_both_kinds_of_actions_are_compared(tmp_path):
     one = train(load_config("ppo_cartpole", [*SHORT, f"train.save_dir={tmp_path}"]), Console(quiet=True)).path
-    lines = told(EvalRequest(one, episodes=6, both=True, against=one))
+    console = Console(file=io.StringIO(), width=200)
+    evaluate_run(EvalRequest(one, episodes=6, both=True, against=one), console)
+    lines = console.file.getvalue().splitlines()
     found = next(line for line in lines if line.startswith("difference"))
     # The same policy on the same starts has the same returns.
     assert found == "difference  0.00, within 0.00 to 0.00 (95 %): no difference is shown; 6 pairs of equal starts"
     assert any(line.startswith("most likely ") and ", sampled " in line for line in lines)
     assert sum("(95 %)" in line for line in lines) >= 3
-
-
-def told(request):
-    console = Console(file=io.StringIO(), width=200)
-    evaluate_run(request, console)
-    return console.file.getvalue().splitlines()

@@ -10,18 +10,17 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
-from torch import nn
 from typer.testing import CliRunner
 
 from rlightning import load_policy
 from rlightning.commands.cli import app
 from rlightning.deployment.export import export_policy
 from rlightning.errors import ConfigError, RLightningError
-from rlightning.policy.base_policy import BasePolicy
 from rlightning.registry import register
 from rlightning.types import PolicyResponse
 from rlightning.types.tree import tree_leaves
-from tests.deployment.kinds import KINDS
+from tests.deployment.kinds import KINDS, SHORT, train_preset
+from tests.engine.policies import CoinPolicy
 
 EXPORTED = [kind for kind in KINDS if kind != "recurrent"]
 
@@ -77,6 +76,14 @@ def test_weights_alone_are_written_with_what_they_belong_to(runs, tmp_path):
 
 
 def test_what_no_file_can_hold_is_refused(runs, tmp_path):
+    options = [
+        "imports=[tests.engine.policies]",
+        "policy={type: slow_coin, rollout_mode: async, model_cfg: {}, algo_cfg: {}}",
+    ]
+    awaiting = load_policy(train_preset("ppo_cartpole", *options, *SHORT, folder=tmp_path))
+    with pytest.raises(ConfigError, match="SlowCoinPolicy answers by a coroutine"):
+        export_policy(awaiting, tmp_path / "policy.onnx", "onnx")
+    assert awaiting.action_space.contains(awaiting.act(np.zeros(4)))
     with pytest.raises(ConfigError, match="keeps a state per row"):
         export_policy(load_policy(runs("recurrent")), tmp_path / "policy.pt", "torchscript")
     with pytest.raises(ConfigError, match="must be one of onnx, torchscript, safetensors, got 'tflite'"):
@@ -84,29 +91,15 @@ def test_what_no_file_can_hold_is_refused(runs, tmp_path):
 
 
 @register("policy", "branching")
-class Branching(BasePolicy):
+class Branching(CoinPolicy):
     """Decides in Python what it does with a batch: a recording holds one of the two ways."""
 
-    def construct_network(self, env_meta, *args, **kwargs):
-        self.net = nn.Linear(4, 1)
-
-    def setup_optimizer(self, optim_cfg):
-        self.optimizer = None
-
     def rollout_step(self, env_ret, *, deterministic=False):
-        action = (self.net(env_ret.observation).squeeze(-1) > 0).long()
+        action = super().rollout_step(env_ret, deterministic=True).action
         return PolicyResponse(1 - action if len(action) == 3 else action)
-
-    def update_dataset(self, data):
-        self.dataset = None
-
-    def train(self, *args, **kwargs):
-        return {}
 
 
 def test_a_file_that_acts_differently_is_not_kept(tmp_path):
-    from tests.deployment.kinds import SHORT, train_preset
-
     run = train_preset("ppo_cartpole", "policy={type: branching, model_cfg: {}, algo_cfg: {}}", *SHORT, folder=tmp_path)
     with pytest.raises(RLightningError, match="acts differently than the policy, by up to 1 on 1000 observations"):
         export_policy(load_policy(run), tmp_path / "policy.pt", "torchscript")

@@ -1,15 +1,18 @@
 """Callbacks are called at the events of a run, may end it, and end it when they fail."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from rlightning.assembly.assemble import assemble
 from rlightning.checkpoint import load_state
 from rlightning.commands.run import resume, train
+from rlightning.commands.states import differences
 from rlightning.configuring.changes import open_folder
 from rlightning.configuring.load import load_config
 from rlightning.engine.callbacks import Callback, StopAt
-from rlightning.errors import CallbackError, ConfigError
+from rlightning.errors import CallbackError, ConfigError, ProtocolError
 from rlightning.observability.sinks import read_metrics
 from rlightning.registry import register
 from tests.deployment.kinds import SHORT
@@ -115,58 +118,84 @@ def test_a_loop_of_ones_own_is_written_and_calls_back():
     assert [event for event, _ in diary.events] == ["start", "epoch", "evaluation"]
 
 
-class FakeEngine:
-    def __init__(self):
-        self.reason, self.epoch = "", 1
-
-    def stop(self, reason):
-        self.reason = reason
-
-
-def test_stop_at_waits_for_a_value_several_times_in_a_row(caplog):
-    engine, callback = FakeEngine(), StopAt(at_least=10, metric="eval/return_mean", times=2)
+def test_stop_at_waits_for_a_value_several_times_in_a_row():
+    reasons, callback = [], StopAt(at_least=10, metric="eval/return_mean", times=2)
+    engine = SimpleNamespace(stop=reasons.append)
     for value in (11.0, 9.0, 10.0):
         callback.on_evaluation(engine, {"eval/return_mean": value})
-        assert engine.reason == ""
+        assert reasons == []
     again = StopAt(at_least=10, metric="eval/return_mean", times=2)
     again.set_state(callback.get_state())
     again.on_epoch(engine, {"train/loss": 1.0})
     again.on_evaluation(engine, {"eval/return_mean": 12.34})
-    assert engine.reason == "eval/return_mean is 12.34, at least 10"
-    lost = StopAt(at_least=1, metric="eval/return_men")
-    lost.on_epoch(engine, {"eval/return_mean": 3.0})
-    lost.on_end(engine, None)
-    assert (
-        "waited for eval/return_men, which is none of the metrics of this run; did you mean eval/return_mean?"
-        in caplog.text
-    )
+    assert reasons == ["eval/return_mean is 12.34, at least 10"]
+
+
+def test_stop_at_waits_for_no_metric_that_does_not_exist():
+    with pytest.raises(ValueError, match=r"no metric is called 'eval/return_men'.*did you mean 'eval/return_mean'\?"):
+        StopAt(at_least=1, metric="eval/return_men")
+    for metric in ("user/slip", "env/slip", "eval/return_mean/reach"):
+        StopAt(at_least=1, metric=metric)
+
+
+class Unsaving(Notebook):
+    def save(self, epoch, states, *, best):
+        raise OSError("disk full")
+
+
+def test_what_a_callback_raises_is_told_where_no_checkpoint_can_be_saved(caplog):
+    with (
+        assemble(config(max_epochs=2), recorder=Unsaving(), callbacks=[Diary("epoch 1")]) as engine,
+        pytest.raises(CallbackError, match="with no checkpoint: ZeroDivisionError: not today"),
+    ):
+        engine.run()
+    assert "no checkpoint could be saved: OSError: disk full" in caplog.text
+
+
+def test_a_value_that_is_no_number_is_not_logged_and_named():
+    with assemble(config(), recorder=Notebook()) as engine:
+        engine.start()
+        with pytest.raises(ProtocolError, match=r"engine.log was called with no number as 'user/x'"):
+            engine.log({"user/x": "many"})
+
+
+def test_a_video_leaves_the_training_as_it_would_have_been(tmp_path):
+    ends = []
+    for callbacks in ("[]", "[{name: video, arguments: {every: 1}}]"):
+        options = [*SHORT, f"train.save_dir={tmp_path}", f"callbacks={callbacks}", "train.eval_interval=1"]
+        folder = train(load_config("ppo_cartpole", options)).path
+        ends.append(load_state(folder / "checkpoints" / "last"))
+    assert len(list((folder / "videos").iterdir())) == 2
+    for state in ends:
+        state["engine"].pop("callbacks")
+    assert differences(*ends) == []
 
 
 def test_callbacks_of_a_configuration_run_are_restored_and_draw(tmp_path):
-    pytest.importorskip("pygame")
     entries = (
         "{name: diary}",
         "{name: stop_at, arguments: {at_least: 1, times: 3}}",
-        "{name: video, arguments: {every: 2, ending: .gif}}",
+        "{name: video, arguments: {every: 2}}",
     )
     loaded = load_config("ppo_cartpole", [*SHORT, f"train.save_dir={tmp_path}", f"callbacks=[{','.join(entries)}]"])
     folder = train(loaded).path
     counters = load_state(folder / "checkpoints" / "last", ["engine"])["engine"]
     assert [name for name, _ in counters["callbacks"]] == ["Diary", "StopAt", "Video"]
     assert counters["callbacks"][1][1] == {"reached": 2}
-    assert [video.name for video in (folder / "videos").iterdir()] == ["epoch-00000002.gif"]
+    assert [video.name for video in (folder / "videos").iterdir()] == ["epoch-00000002.mp4"]
     resume(open_folder(folder, ["train.max_epochs=9"], trains=True))
     rows = read_metrics(folder / "metrics.jsonl")
     assert rows[-1]["progress/epoch"] == 3
     events = load_state(folder / "checkpoints" / "last", ["engine"])["engine"]["callbacks"][0][1]["events"]
     assert [event for event, _ in events].count("start") == 2
-    assert sorted(video.name for video in (folder / "videos").iterdir())[-1] == "epoch-00000003.gif"
+    assert sorted(video.name for video in (folder / "videos").iterdir())[-1] == "epoch-00000003.mp4"
 
 
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
         ("{name: stop_att}", r"callbacks\.0\.name: no callback is called 'stop_att'.*did you mean 'stop_at'"),
+        ("{name: stop_at, arguments: {at_least: 1, metric: eval/retrun_mean}}", "did you mean 'eval/return_mean'"),
         ("{name: stop_at}", r"callbacks\.0\.arguments: stop_at: .*at_least"),
         ("{name: stop_at, arguments: {at_lest: 3}}", r"arguments\.at_lest: .*did you mean 'at_least'"),
         ("{name: video, arguments: {every: 0}}", r"callbacks\.0\.arguments: video: every must be at least 1, got 0"),

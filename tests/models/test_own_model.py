@@ -30,12 +30,7 @@ class Seen(nn.Module):
         return self.scale * rows.flatten(1)[:, :2].float() * self.weight
 
 
-@register("model", "no_width")
-class NoWidth(nn.Module):
-    """Does not say how many features it has."""
-
-    def __init__(self, space):
-        super().__init__()
+register("model", "no_width")(lambda space: nn.Identity())
 
 
 def network(space, **options):
@@ -78,3 +73,7 @@ def test_what_is_no_model_is_refused():
         ConfigError, match=r"policy\.model_cfg\.encoder: must be one of auto, mlp, cnn, multi, .*got 'mpl'"
     ):
         load_config("ppo_cartpole", ["policy.model_cfg.encoder=mpl"])
+    with pytest.raises(ConfigError, match=r"encoder: .*did you mean 'mlp'"):
+        load_config("ppo_cartpole", ["policy.model_cfg.encoder=mpl"])
+    with pytest.raises(ConfigError, match=r"encoder_cfg is for an encoder of your own, and encoder is 'auto'"):
+        load_config("ppo_cartpole", ["policy.model_cfg.encoder_cfg.width=3"])

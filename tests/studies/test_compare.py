@@ -10,7 +10,7 @@ from rlightning.commands.cli import app
 from rlightning.configuring.load import load_config
 from rlightning.errors import CheckpointError
 from rlightning.observability.run_folder import RunFolder
-from rlightning.studies.compare import compare
+from rlightning.studies.compare import compare, draw_comparison
 
 
 def make_run(folder, name, returns, *overrides, evaluations=()):
@@ -95,3 +95,30 @@ def test_nonsense_is_refused_by_name(tmp_path):
         compare([make_run(tmp_path, "empty", [])])
     done = CliRunner().invoke(app, ["compare", str(tmp_path), "--x", "epochs"])
     assert (done.exit_code, "--x: must be steps or time, got 'epochs'" in done.stderr) == (2, True)
+
+
+def test_equal_seeds_and_runs_without_a_final_return_do_not_count(tmp_path):
+    folder = tmp_path / "runs"
+    for name, seed, returns in (("a", 0, [1.0]), ("b", 1, [3.0]), ("again", 0, [9.0])):
+        make_run(folder, name, returns, f"seed={seed}")
+    make_run(folder, "empty", [], "seed=5")
+    diverged = make_run(folder, "lost", [1.0, float("nan")], "seed=6")
+    comparison = compare([folder])
+    assert comparison.final(comparison.groups[0]) == [1.0, 3.0]
+    said = "\n".join(comparison.statement())
+    for reason in ("has the seed 0 again", "empty has no returns yet", "lost ended with a return that is no number"):
+        assert f"{reason}" in said
+    with pytest.raises(CheckpointError, match="ended with a return that is no number"):
+        compare([diverged])
+    make_run(tmp_path / "none", "empty", [])
+    with pytest.raises(CheckpointError, match=r"no run can be compared: .*empty has no returns yet"):
+        compare([tmp_path / "none"])
+
+
+def test_curves_without_a_common_step_are_drawn_one_by_one(tmp_path):
+    short = make_run(tmp_path, "short", [1.0, 2.0])
+    late = make_run(tmp_path, "late", [1.0, 2.0], "seed=1")
+    rows = [json.loads(line) for line in (late / "metrics.jsonl").read_text().splitlines()]
+    (late / "metrics.jsonl").write_text("".join(json.dumps({**row, "step": row["step"] + 1000}) + "\n" for row in rows))
+    draw_comparison(compare([short, late]), tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").stat().st_size > 0

@@ -32,8 +32,8 @@ def test_a_stored_space_is_equal(space, tmp_path):
 
 
 def test_a_bound_that_is_everywhere_the_same_is_one_number():
-    assert space_to_state(SPACES[2])["high"] == 255
-    assert np.ndim(space_to_state(SPACES[2])["high"]) == 0
+    stored = space_to_state(SPACES[2])
+    assert (stored["low"], stored["high"], np.ndim(stored["low"]), np.ndim(stored["high"])) == (0, 255, 0, 0)
 
 
 def test_a_description_comes_back_whole_or_not_at_all():

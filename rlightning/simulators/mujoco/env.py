@@ -80,7 +80,7 @@ class MujocoEnv(BaseEnv):
             action_space,
             n,
             limit,
-            action_names=actuator_names(model, len(bounds[0])),
+            action_names=actuator_names(model, action_space.shape),
         )
         self._limit = limit
         self._ages = np.zeros(n, np.int64)
